@@ -134,7 +134,7 @@ def _confirm(prompt: str, *, yes: bool) -> None:
     """Raise UsageError with the question ``prompt``, unless ``yes`` is set or ``prompt`` is ""."""
     if prompt and not yes:
         reason = "Python programs are not prompted"
-        raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass yes=True")
+        raise UsageError(prompt, code="confirmation-needed", why=reason, fix="pass yes=True")
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Cluster:
         if is_job_file(str(target)) or options.get("scaling"):
             raise UsageError(
                 f"{target} may be several jobs, because it is a job file or has the option scaling",
-                code="job-file-given",
+                about="job-file",
                 fix="call submit_file instead",
             )
         model = None if run is None else ChosenModel(str(run), Weights(weights))
@@ -385,7 +385,10 @@ class Cluster:
         if again is None:
             fix = "leave out failed=True, to replay the whole array"
             raise UsageError(
-                f"all tasks of {row.shown} have completed", code="nothing-to-replay", fix=fix
+                f"all tasks of {row.shown} have completed",
+                code="not-replayable",
+                about="all-completed",
+                fix=fix,
             )
         replay = replay_job(row.run.directory, again)
         reject_invalid_arguments((replay.job,))
@@ -496,7 +499,7 @@ class Cluster:
         if not words:
             reason = "an interactive shell needs a terminal"
             raise UsageError(
-                "no command is given", code="needs-terminal", why=reason, fix="pass a command"
+                "no command is given", code="terminal-needed", why=reason, fix="pass a command"
             )
         host = host or inventory.controller.name
         ssh = OpenSSH(workspace.ssh_config, None if admin else inventory.job_user)

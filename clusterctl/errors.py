@@ -24,8 +24,11 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure as `-o json` shows it. ``host`` and ``phase`` say where it happened, if that is
-    known.
+    """A failure as `-o json` shows it.
+
+    code: its kind, one of the table in docs/json.md.
+    about: the thing of this kind that failed, such as ``cluster`` of ``not-found``. Default: "".
+    host, phase: where it happened. None: unknown.
     """
 
     code: str
@@ -34,6 +37,7 @@ class Failure:
     phase: str | None = None
     fix: str = ""
     retryable: bool = False
+    about: str = ""
 
 
 class Notice(str):
@@ -68,7 +72,9 @@ class BadValueError(ValueError):
 class ClusterctlError(Exception):
     """The base of all expected errors.
 
-    code: stable name of the condition, such as ``subnet-in-use``. Default: the attribute of the class.
+    code: its kind, such as ``in-use``: what a program does about it. Default: the attribute of the
+        class.
+    about: the thing of this kind, such as ``subnet``. Default: the attribute of the class.
     what: the message: what failed.
     where: file, host or phase.
     why: the cause, in the words of the failed tool.
@@ -79,18 +85,29 @@ class ClusterctlError(Exception):
     ``answer``: the fields that `-o json` shows in addition to the failures.
     """
 
-    code: str = "error"
+    code: str = "internal"
+    about: str = ""
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
     had_side_effects = False
     answer: Mapping[str, Any] = MappingProxyType({})
 
     def __init_subclass__(
-        cls, *, code: str | None = None, exit_code: int | None = None, retryable: bool | None = None
+        cls,
+        *,
+        code: str | None = None,
+        about: str | None = None,
+        exit_code: int | None = None,
+        retryable: bool | None = None,
     ) -> None:
         """Set the attributes that are given for a subclass, and inherit the rest."""
         super().__init_subclass__()
-        for name, value in (("code", code), ("exit_code", exit_code), ("retryable", retryable)):
+        for name, value in (
+            ("code", code),
+            ("about", about),
+            ("exit_code", exit_code),
+            ("retryable", retryable),
+        ):
             if value is not None:
                 setattr(cls, name, value)
 
@@ -99,6 +116,7 @@ class ClusterctlError(Exception):
         what: str,
         *,
         code: str = "",
+        about: str = "",
         where: str = "",
         why: str = "",
         fix: str = "",
@@ -106,6 +124,7 @@ class ClusterctlError(Exception):
         failures: tuple[Failure, ...] = (),
     ) -> None:
         super().__init__(what)
+        self.about = about if code or about else self.about
         self.code = code or self.code
         self.what = what
         self.where = where
@@ -121,6 +140,7 @@ class ClusterctlError(Exception):
         failures: Iterable[Failure],
         *,
         code: str = "",
+        about: str = "",
         fix: str = "",
         then: str = "",
     ) -> Self:
@@ -136,6 +156,7 @@ class ClusterctlError(Exception):
         return cls(
             what.replace("{hosts}", hosts),
             code=code,
+            about=about,
             why="\n".join(f"{failure.host}: {failure.cause}" for failure in failures),
             fix="\n".join(filter(None, fixes)),
             failures=failures,
@@ -148,15 +169,17 @@ class ClusterctlError(Exception):
 
     def on(self, host: str, phase: str) -> Failure:
         """Return this error as a failure that happened on ``host`` in ``phase``."""
-        return Failure(self.code, self.why or self.what, host, phase, self.fix, self.retryable)
+        return replace(self._single(), cause=self.why or self.what, host=host, phase=phase)
+
+    def _single(self) -> Failure:
+        return Failure(self.code, self.cause, self.host, None, self.fix, self.retryable, self.about)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures given at creation. If no failures were given, this error as a single
         failure.
         """
-        single = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
-        failures = self._failures or (single,)
+        failures = self._failures or (self._single(),)
         return (
             tuple(replace(f, retryable=False) for f in failures)
             if self.had_side_effects
@@ -189,7 +212,7 @@ def marking_side_effects(some: bool = True) -> Iterator[None]:
         raise
 
 
-class UsageError(ClusterctlError, code="usage", exit_code=2):
+class UsageError(ClusterctlError, code="option-invalid", exit_code=2):
     """The command or its arguments are wrong."""
 
 
@@ -201,7 +224,9 @@ def excluded(first: str, second: str) -> UsageError:
 
 def unaccompanied(option: str, needed: str) -> UsageError:
     return UsageError(
-        f"{option} needs {needed}", code="option-needs-option", fix=f"also pass {needed}"
+        f"{option} needs {needed}",
+        about="option-missing",
+        fix=f"also pass {needed}",
     )
 
 
@@ -214,11 +239,11 @@ def raise_together(errors: Iterable[UsageError]) -> None:
         causes = [f"{one.where}: {one.cause}" if one.where else one.cause for one in found]
         raise UsageError(
             f"{len(found)} values do not fit",
-            code="several-faults",
+            about="several",
             why="\n".join(causes),
             fix="\n".join(dict.fromkeys(one.fix for one in found if one.fix)),
             failures=tuple(
-                Failure(one.code, cause, fix=one.fix)
+                replace(one._single(), cause=cause)
                 for one, cause in zip(found, causes, strict=True)
             ),
         )
@@ -245,7 +270,8 @@ def foreign_package_error(exc: BaseException) -> UsageError | None:
             package = Path(file).relative_to(folder).parts[0].removesuffix(".py")
             return UsageError(
                 f"clusterctl can't use the package {package} that PYTHONPATH selects",
-                code="foreign-package",
+                code="tool-failed",
+                about="foreign-package",
                 where=file,
                 why=f"{type(exc).__name__}: {exc}",
                 fix="unset PYTHONPATH: `env -u PYTHONPATH clusterctl …`",
@@ -253,7 +279,7 @@ def foreign_package_error(exc: BaseException) -> UsageError | None:
     return None
 
 
-class NotUpError(UsageError):
+class NotUpError(UsageError, code="not-up"):
     """The cluster that the command names is not up."""
 
 
@@ -276,7 +302,7 @@ class Problem:
         return f"{text} ({self.hint})" if self.hint else text
 
 
-class SpecError(UsageError, code="spec"):
+class SpecError(UsageError, code="spec-invalid"):
     """A spec or a job file is wrong; ``problems`` holds every problem of the file, in file
     order.
     """
@@ -291,7 +317,12 @@ class SpecError(UsageError, code="spec"):
     @property
     def failures(self) -> tuple[Failure, ...]:
         return tuple(
-            Failure(p.code, f"{p.file}:{p.line}:{p.column}: {p.key}: {p.message}", fix=p.hint)
+            Failure(
+                "spec-invalid",
+                f"{p.file}:{p.line}:{p.column}: {p.key}: {p.message}",
+                fix=p.hint,
+                about=p.code,
+            )
             for p in self.problems
         )
 
@@ -299,31 +330,31 @@ class SpecError(UsageError, code="spec"):
         return "\n".join([printable(str(p)) for p in self.problems] + [super().__str__()])
 
 
-class MachineError(ClusterctlError, code="machine"):
+class MachineError(ClusterctlError, code="tool-failed"):
     """This machine lacks a tool, a right, a kernel feature or a free subnet."""
 
 
-class DiskError(MachineError, code="disk"):
+class DiskError(MachineError, code="disk-full", about="state"):
     """A disk of this machine can't be written: it is full, read-only or failing, or a quota is
     exceeded.
     """
 
 
-class ProvisionError(ClusterctlError, code="provision"):
+class ProvisionError(ClusterctlError, code="tool-failed"):
     """A provider could not create or remove something."""
 
 
-class CloudError(ProvisionError, code="cloud"):
+class CloudError(ProvisionError, code="cloud-refused"):
     """A cloud's API rejected a request, or did not answer; ``status`` is the HTTP status or 0."""
 
     status = 0
 
 
-class CredentialsError(CloudError, code="credentials"):
+class CredentialsError(CloudError, code="cloud-login"):
     """There are no credentials, or the cloud rejects them."""
 
 
-class PermissionDeniedError(CloudError, code="permission"):
+class PermissionDeniedError(CloudError, code="cloud-permission"):
     """The credentials are valid but lack a permission."""
 
 
@@ -331,7 +362,7 @@ class ApiOffError(CloudError, code="api-off"):
     """The cloud project has not enabled an API that clusterctl needs."""
 
 
-class TerraformError(ProvisionError, code="terraform"):
+class TerraformError(ProvisionError, code="tool-failed", about="terraform"):
     """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
     ``transient``: all causes are temporary, so a later retry helps.
@@ -340,13 +371,13 @@ class TerraformError(ProvisionError, code="terraform"):
     transient = False
 
 
-class StalePlanError(ProvisionError, code="stale-plan", retryable=True):
+class StalePlanError(ProvisionError, code="plan-changed", retryable=True):
     """The changes that the user confirmed are out of date, because something changed in the
     meantime.
     """
 
 
-class OnlyCopyError(ClusterctlError, code="only-copy"):
+class OnlyCopyError(ClusterctlError, code="would-lose", about="files"):
     """A removal would destroy data or jobs that exist nowhere else; ``failures`` lists them."""
 
 
@@ -354,7 +385,7 @@ class LeftoversError(ClusterctlError, code="leftovers"):
     """Resources of a cluster still exist after `down` has removed the cluster."""
 
 
-class TransportError(ClusterctlError, code="transport"):
+class TransportError(ClusterctlError, code="unreachable"):
     """Communication with a host failed.
 
     jump_host: the jump host that can't be reached. "": the error is the host's own.
@@ -376,7 +407,7 @@ class TunnelError(UnreachableError):
     has_grace = False
 
 
-class TunnelRefusedError(TransportError, code="tunnel-refused"):
+class TunnelRefusedError(TransportError, code="cloud-permission", about="tunnel"):
     """The service that carries the SSH connection rejects the login.
 
     ``has_grace``: the login may be valid for a new host within a minute. Otherwise, retries do not
@@ -396,7 +427,7 @@ class AnswerLostError(TransportError, code="answer-lost"):
     had_side_effects = True
 
 
-class KeyRefusedError(TransportError, code="key-refused"):
+class KeyRefusedError(TransportError, code="login-refused", about="key"):
     """A host rejects clusterctl's key, or lacks the account."""
 
 
@@ -404,7 +435,7 @@ class HostKeyError(TransportError, code="host-key"):
     """A host's key differs from the recorded key, or is unknown. Unknown keys are never trusted."""
 
 
-class CommandError(TransportError, code="command"):
+class CommandError(TransportError, code="tool-failed", about="command"):
     """A command on a host failed; ``rc`` is its exit status, ``why`` the last part of its
     stderr.
     """
@@ -416,27 +447,28 @@ class CommandError(TransportError, code="command"):
         rc: int,
         stderr: str = "",
         code: str = "",
+        about: str = "",
         where: str = "",
         fix: str = "",
         host: str | None = None,
     ) -> None:
         why = stderr.strip()[-2000:]
-        super().__init__(what, code=code, where=where, why=why, fix=fix, host=host)
+        super().__init__(what, code=code, about=about, where=where, why=why, fix=fix, host=host)
         self.rc = rc
         self.stderr = stderr
 
 
-class ConfigureError(ClusterctlError, code="configure"):
+class ConfigureError(ClusterctlError, code="configure-failed"):
     """Tasks of Ansible failed; ``failures`` has an entry for each host, with role and task in
     ``phase``.
     """
 
 
-class SchedulerError(ClusterctlError, code="scheduler"):
+class SchedulerError(ClusterctlError, code="slurm-refused"):
     """The scheduler rejected a request, or does not know the job, node or reservation."""
 
 
-class SlurmError(SchedulerError, code="slurm"):
+class SlurmError(SchedulerError):
     """Slurm rejected a request, or its output could not be parsed.
 
     nodes_out: a pattern of sbatch's messages with --test-only about a job whose nodes are all drained
@@ -466,15 +498,15 @@ class SlurmAwayError(SlurmError, code="slurm-away", retryable=True):
     )
 
 
-class VerifyError(ClusterctlError, code="verify"):
+class VerifyError(ClusterctlError, code="not-ready", about="verify"):
     """The cluster was configured, but its verification job failed on a node."""
 
 
-class LockedError(ClusterctlError, code="locked", retryable=True):
+class LockedError(ClusterctlError, code="in-use", about="cluster", retryable=True):
     """Another clusterctl process holds the lock of this cluster."""
 
 
-class CollectError(ClusterctlError, code="collect", retryable=True):
+class CollectError(ClusterctlError, code="transfer-failed", retryable=True):
     """A run could not be collected completely. Collected files are kept, and the next collect
     resumes.
 
@@ -484,7 +516,7 @@ class CollectError(ClusterctlError, code="collect", retryable=True):
     jobs: tuple[str, ...] = ()
 
 
-class TransferError(ClusterctlError, code="transfer", retryable=True):
+class TransferError(ClusterctlError, code="transfer-failed", retryable=True):
     """Files could not be transferred completely. Transferred files are kept, and the same command
     resumes.
     """
@@ -514,7 +546,7 @@ class WaitTimeoutError(ClusterctlError, code="wait-timeout", exit_code=6):
     jobs: tuple[Any, ...] = ()
 
 
-class RehearsalError(ClusterctlError, code="not-survived", exit_code=7):
+class RehearsalError(ClusterctlError, code="job-failed", about="rehearsal", exit_code=7):
     """The job did not survive all faults of a rehearsal."""
 
 

@@ -109,7 +109,7 @@ def shell(
     if not command and not terminal:
         raise UsageError(
             "a shell needs a terminal",
-            code="needs-terminal",
+            code="terminal-needed",
             fix="pass a command: clusterctl shell -- COMMAND",
         )
     forwards = parse_forwards(forward or [])
@@ -227,7 +227,7 @@ def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None
     if screen.json and not command:
         raise UsageError(
             "an interactive shell can't print JSON",
-            code="no-json-answer",
+            about="output",
             fix="pass a command after --, or remove -o json",
         )
 
@@ -245,6 +245,8 @@ def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> tuple[i
     result = run_captured(argv)
     answer |= {"exit_code": result.rc, "stdout": result.stdout, "stderr": result.stderr}
     if result.rc != 0:
-        failure = Failure("command", f"the command ended with exit status {result.rc}")
+        failure = Failure(
+            "tool-failed", f"the command ended with exit status {result.rc}", about="command"
+        )
         answer |= {"ok": False, "failures": [asdict(failure)]}
     return result.rc, answer

@@ -105,7 +105,7 @@ class Answers:
         if rest is None:
             raise UsageError(
                 "the cursor is unknown",
-                code="agent-cursor",
+                about="cursor",
                 why=f"of the rests of long answers, this server keeps the last {_KEPT >> 20} million letters",
                 fix="call the command again",
             )

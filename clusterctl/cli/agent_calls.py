@@ -73,7 +73,7 @@ class Calls:
         except Exception as exc:
             error = file_error(exc) or ClusterctlError(
                 "unexpected error, this is a bug",
-                code="bug",
+                code="internal",
                 why=f"{type(exc).__name__}: {exc}",
                 fix="report it",
             )
@@ -90,7 +90,8 @@ class Calls:
         if verb not in TOOLS:
             raise UsageError(
                 "agents have no such command",
-                code="agent-verb-unknown",
+                code="not-found",
+                about="verb",
                 why=str(verb)[:60],
                 fix=f"the commands of agents: {', '.join(TOOLS)}",
             )

@@ -191,7 +191,7 @@ def checked(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
             names = ", ".join(known) or "none"
             raise UsageError(
                 f"`{verb}` has no argument {shown(name)} for agents",
-                code="agent-argument",
+                about="argument",
                 fix=did_you_mean(name, known) or f"its arguments: {names}",
             )
     values: dict[str, Any] = {}
@@ -214,7 +214,7 @@ def checked(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _wrong(verb: str, name: str, why: str) -> UsageError:
     return UsageError(
         f"`{verb}`: {name} can't be used",
-        code="agent-argument",
+        about="argument",
         why=why,
         fix="correct the argument; the tool's schema describes it",
     )

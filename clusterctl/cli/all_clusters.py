@@ -58,7 +58,7 @@ def all_clusters(screen: Screen) -> dict[str, ChosenCluster]:
     """Return the user's clusters that are up, by name. Raises NotUpError if no cluster is up."""
     names = clusters_up()
     if not names:
-        raise NotUpError("no cluster is up", code="not-up", fix="`clusterctl up` creates a cluster")
+        raise NotUpError("no cluster is up", fix="`clusterctl up` creates a cluster")
     return {name: ChosenCluster(None, name, screen.note) for name in names}
 
 

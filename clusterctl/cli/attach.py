@@ -207,5 +207,5 @@ def proof_failure(attached: AttachedCluster, proof: MpiProof) -> Failure | None:
         # `sbatch --test-only` has accepted a job with these options in another folder.
         fixes.append(f"if the site refuses jobs in {attached.folder}: {ANOTHER_FOLDER}")
     fix = with_cluster("; ".join(filter(None, fixes)), f"--cluster {name}")
-    code = "proof-refused" if proof.state == "refused" else "proof-failed"
-    return Failure(code, proof.why, name, "prove", fix)
+    code = "slurm-refused" if proof.state == "refused" else "not-ready"
+    return Failure(code, proof.why, name, "prove", fix, about="proof")

@@ -53,14 +53,15 @@ def bundle(
         raise UsageError(
             "--from names a distribution that the bundle does not cover: "
             f"{', '.join(sorted(unknown))}",
-            code="unknown-distribution",
+            code="not-found",
+            about="distribution",
             fix="add the distribution with --os",
         )
     for name in names:
         if name.startswith("rhel-") and _distribution(name).release not in archives:
             raise UsageError(
                 f"the package repositories of {name} are missing",
-                code="rhel-without-repositories",
+                about="repositories",
                 why="packages of RHEL need a subscription; no public repository has them",
                 fix=f"pass --from {name}=FILE, with a file as in /etc/yum.repos.d",
             )
@@ -83,8 +84,14 @@ def _distribution(name: str) -> Distribution:
     try:
         return distribution_of(name)
     except ProvisionError as exc:
-        code = "unknown-distribution"
-        raise UsageError(exc.what, code=code, where="--os", why=exc.why, fix=exc.fix) from exc
+        raise UsageError(
+            exc.what,
+            code="not-found",
+            about="distribution",
+            where="--os",
+            why=exc.why,
+            fix=exc.fix,
+        ) from exc
 
 
 def _names(screen: Screen, names: list[str] | None) -> list[str]:
@@ -96,7 +103,7 @@ def _names(screen: Screen, names: list[str] | None) -> list[str]:
     except NotUpError as exc:
         raise UsageError(
             "the distributions of the hosts are unknown",
-            code="missing-argument",
+            about="argument-missing",
             why="the cluster is not up, so its hosts have not been probed",
             fix="pass --os for each distribution, such as --os debian-12 or --os rocky-9",
         ) from exc
@@ -108,7 +115,7 @@ def _assignment(text: str) -> tuple[str, Path]:
     if not (name and equals and path):
         raise UsageError(
             f"--from {text} is not of the form NAME=FILE",
-            code="bad-value",
+            about="value",
             fix="write it as --from debian-12=mirror.list",
         )
     return _distribution(name).release, Path(path).absolute()

@@ -149,7 +149,8 @@ def cache_prune(
         if not provider.is_cloud:
             raise UsageError(
                 f"--images needs a cloud provider, but the spec's provider is {provider.type}",
-                code="no-project-images",
+                code="unsupported",
+                about="images",
                 fix="remove --images, or name a cloud spec with -f FILE",
             )
         kept = provider_of(provider).kept_images(prune=True)

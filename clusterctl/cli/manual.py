@@ -41,7 +41,8 @@ def manual(
         last_parts = {name.rpartition("/")[2] for name in pages}
         raise UsageError(
             f"the manual has no page {page!r}",
-            code="unknown-name",
+            code="not-found",
+            about="name",
             fix=did_you_mean(wanted, [*pages, *last_parts])
             or "`clusterctl manual` lists the pages",
         )

@@ -95,7 +95,7 @@ def _reject_wide(folder: Path) -> None:
         if path.resolve().is_relative_to(folder) or not folder.is_dir():
             raise UsageError(
                 "agents can't work in this folder",
-                code="agent-project-folder",
+                about="project-folder",
                 where=str(folder),
                 why=f"it has {name} in it" if folder.is_dir() else "it is no folder",
                 fix="start it in the folder of a project, or pass --project FOLDER",

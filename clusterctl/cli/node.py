@@ -52,7 +52,9 @@ def drain(
     """Drain nodes: no new jobs start, running jobs continue. `up` does not resume drained nodes."""
     if not reason.strip():
         raise UsageError(
-            "--reason is empty", code="reason-empty", fix="write a reason for other users"
+            "--reason is empty",
+            about="reason",
+            fix="write a reason for other users",
         )
     with _cluster(screen) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
@@ -88,7 +90,7 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
             f"node replace {' '.join(present)}`"
         )
         message = f"these hosts are already in the cluster: {', '.join(present)}"
-        raise UsageError(message, code="host-exists", fix=fix)
+        raise UsageError(message, code="exists", about="host", fix=fix)
     return bring_up(screen, spec, limit=chosen, **options)
 
 
@@ -212,7 +214,8 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
     if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes can't be rebooted, because they share this machine's kernel",
-            code="node-without-kernel",
+            code="unsupported",
+            about="reboot",
             fix="repair them with `clusterctl up`; `clusterctl node replace HOST` recreates a node",
         )
     for host in inventory.compute:
@@ -220,7 +223,8 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
         if host.name in names and is_this_machine(address):
             raise UsageError(
                 f"{host.name} can't be rebooted, because clusterctl runs on it",
-                code="node-is-this-machine",
+                code="unsupported",
+                about="reboot-of-this-machine",
                 why=f"its address is {address}; a reboot would also kill clusterctl",
                 fix="reboot this machine yourself while no job runs, then run `clusterctl up`",
             )
@@ -239,7 +243,8 @@ def _operator(inventory: Inventory, to: Connect) -> Nodes:
     if not scheduler.drains_nodes:
         raise UsageError(
             "nodes can't be drained without Slurm",
-            code="needs-slurm",
+            code="unsupported",
+            about="slurm",
             fix="maintain the nodes while no job runs, then run `clusterctl up`",
         )
     return scheduler

@@ -445,7 +445,9 @@ def end_of(exc: BaseException, screen: Screen) -> int:
             return INTERRUPTED
         case Terminated():
             name = signal.Signals(exc.number).name
-            screen.ended(Failure("terminated", f"the command was ended by {name}"))
+            screen.ended(
+                Failure("interrupted", f"the command was ended by {name}", about="terminated")
+            )
             return exc.exit_code
         case _:
             error = file_error(exc) or foreign_package_error(exc) or _unexpected(screen)
@@ -486,4 +488,4 @@ def _unexpected(screen: Screen) -> ClusterctlError:
             lines = [without_secrets(str(sys.argv)), *text.splitlines(), ""]
             write_atomic(path, "\n".join(map(printable, lines)))
             fix = f"report it with the traceback in {path}"
-    return ClusterctlError("unexpected error, this is a bug", code="bug", why=cause, fix=fix)
+    return ClusterctlError("unexpected error, this is a bug", code="internal", why=cause, fix=fix)

@@ -327,7 +327,7 @@ class Screen:
             reason = "there is no terminal to prompt on"
             raise UsageError(
                 f"the command needs a confirmation: {prompt}",
-                code="needs-confirmation",
+                code="confirmation-needed",
                 why=reason,
                 fix="to confirm, pass --yes",
             )
@@ -397,7 +397,8 @@ def writing(stream: TextIO) -> Iterator[None]:
         reason = exc.strerror or str(exc)
         raise ClusterctlError(
             "the output can't be written",
-            code="answer-unwritable",
+            code="file-unwritable",
+            about="output",
             why=reason,
             fix="write the output to another place, or free space there",
         ) from exc

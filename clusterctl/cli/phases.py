@@ -55,7 +55,8 @@ def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
         if not screen.can_prompt:
             raise UsageError(
                 "host keys must be confirmed",
-                code="host-keys-unconfirmed",
+                code="host-key",
+                about="unconfirmed",
                 why="there is no terminal to prompt on",
                 fix="run the command on a terminal, or log in to these hosts once with `ssh`",
                 failures=tuple(key.failure for key in offered),

@@ -243,7 +243,8 @@ def _show_site(screen: Screen, spec: ClusterSpec, facts: Sequence[SiteFact]) -> 
     """Show the facts about a cluster that other people operate. Return the exit code."""
     problems = [fact for fact in facts if fact.is_problem]
     failures = [
-        Failure("site-problem", f"{fact.fact}: {fact.value}", phase="examine") for fact in problems
+        Failure("not-ready", f"{fact.fact}: {fact.value}", phase="examine", about="site")
+        for fact in problems
     ]
     rows = [[fact.fact, _state(fact), fact.value, fact.learned] for fact in facts]
     screen.result(

@@ -61,7 +61,7 @@ def best_places(screen: Screen, request: Request, count: int) -> tuple[JobPlace,
     if len(places) < 2:  # noqa: PLR2004
         raise UsageError(
             f"--first best needs at least two places that accept the job, and got {len(places)}",
-            code="first-needs-places",
+            about="first-places",
             fix="`clusterctl where JOB` shows all places, and why Slurm refuses the job there",
         )
     return places

@@ -93,7 +93,7 @@ def refusal_of(exc: click.UsageError) -> UsageError:
     elif context is not None and (unknown := _UNKNOWN_WORD.match(text)):
         verb = path.removeprefix("clusterctl").lstrip()
         text, fix = _explain_unknown(unknown, verb, fix)
-    error = UsageError(text.rstrip("."), code="bad-command-line", fix=fix)
+    error = UsageError(text.rstrip("."), about="command-line", fix=fix)
     if near:
         error.fix = f"{near} Otherwise {error.fix}"
     return error
@@ -210,7 +210,7 @@ def reject_words_before_dashes(
     elif not target:
         raise UsageError(
             "JOB is missing",
-            code="bad-command-line",
+            about="command-line",
             fix=f"`clusterctl {verb} --help` lists the jobs and options",
         )
     count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
@@ -219,6 +219,6 @@ def reject_words_before_dashes(
         correct = HABITS.get(f"submit {target}", f"{verb} JOB [OPTIONS] -- {words}")
         raise UsageError(
             f"arguments of the program must come after --: {words}",
-            code="words-before-dashes",
+            about="program-arguments",
             fix=f"run `clusterctl {correct}`",
         )

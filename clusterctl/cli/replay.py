@@ -122,7 +122,7 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
             )
             raise UsageError(
                 f"--set: {problem}",
-                code="bad-setting",
+                about="setting",
                 fix="pass each option of the program once, such as --set lr=1e-3",
             )
         changes[key] = value

@@ -606,7 +606,7 @@ def rm(
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
             f"{inner.shown} can't be removed, because it is a single task of a run",
-            code="run-is-a-task",
+            about="task",
             fix=f"name the whole run: {inner.run.directory.name}",
         )
     runs = list({row.run.directory: row.run for row in rows}.values())
@@ -629,7 +629,8 @@ def rm(
         except OSError as exc:
             raise ClusterctlError(
                 f"the run's folder {record.directory.name} can't be removed",
-                code="folder-not-removable",
+                code="file-unwritable",
+                about="folder",
                 where=str(exc.filename or record.directory),
                 why=exc.strerror or str(exc),
             ) from exc
@@ -702,7 +703,8 @@ def report(
     if open_ and not webbrowser.open(path.absolute().as_uri()):
         raise UsageError(
             f"no browser on this machine can open {path}",
-            code="no-browser",
+            code="tool-missing",
+            about="browser",
             fix="copy the file to a machine with a browser; it needs no other file",
         )
 
@@ -748,7 +750,7 @@ def figure(
     if path.suffix not in figures.FORMS:
         raise UsageError(
             f"{path} is not the name of a figure",
-            code="figure-form-unknown",
+            about="figure-form",
             fix=f"end it with {', '.join(figures.FORMS[:-1])} or {figures.FORMS[-1]}",
         )
     rows = _rows_of(screen, run)

@@ -67,7 +67,7 @@ def _renamed(text: str, name: str) -> str:
     if not is_cluster_name(name):
         raise UsageError(
             f"--name {shown(name)} can't be the name of a cluster",
-            code="not-a-cluster-name",
+            about="cluster-name",
             fix=f"give {PATTERNS['label'].asks_for}",
         )
     return re.sub(r"(?<=^name: ).*|\bdemo(?=-ctl|-train)", name, text, flags=re.MULTILINE)
@@ -92,7 +92,8 @@ def _write_skill(screen: Screen, *, force: bool) -> None:
     if os.path.lexists(link) and not (link.is_symlink() and link.readlink() == linked):
         raise UsageError(
             f"{link} already exists, and is not a link to {folder}",
-            code="file-exists",
+            code="exists",
+            about="file",
             fix=f"move it away, or make it a link to {linked}, then run the command again",
         )
     with _new(folder):
@@ -111,7 +112,7 @@ def _new(path: Path) -> Iterator[None]:
         yield
     except FileExistsError as exc:
         fix = "pass --force to overwrite it"
-        raise UsageError(f"{path} already exists", code="file-exists", fix=fix) from exc
+        raise UsageError(f"{path} already exists", code="exists", about="file", fix=fix) from exc
     except OSError as exc:
         raise UsageError(
             f"{path} can't be written",

@@ -29,7 +29,8 @@ def script_of_stdin() -> str:
     if not text.strip():
         raise UsageError(
             "there is no script on stdin",
-            code="stdin-empty",
+            code="file-invalid",
+            about="stdin",
             fix="pipe the script into `clusterctl submit -`",
         )
     stem = f"stdin-{hashlib.sha256(text).hexdigest()[:8]}"

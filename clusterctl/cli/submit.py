@@ -224,7 +224,8 @@ def submit(
         if dry_run:
             raise UsageError(
                 "--dry-run can't tell which job of --first will run",
-                code="first-not-foreseen",
+                code="option-invalid",
+                about="first-not-foreseen",
                 why="each place gets its own job, and the one that starts first runs",
                 fix="look at each place by itself: `clusterctl submit JOB --dry-run`, with "
                 "--cluster, --partition and --account of the place; `clusterctl where JOB` shows the places "
@@ -268,7 +269,7 @@ def _reject_beside_first(jobs: Sequence[JobSpec], flags: Mapping[str, bool]) -> 
     if len(jobs) > 1:
         raise UsageError(
             f"--first needs a single job, but the job file has {len(jobs)}",
-            code="first-needs-one-job",
+            about="first-one-job",
             fix="choose a single job with --variant",
         )
 
@@ -395,7 +396,7 @@ class WatchOptions:
         if follow and len(jobs) > 1:
             raise UsageError(
                 f"--follow needs a single job, but the job file has {len(jobs)}",
-                code="follow-needs-one-job",
+                about="follow-one-job",
                 fix="use --wait, or choose a single job with --variant",
             )
         if not (wait or follow):
@@ -600,5 +601,5 @@ def _run_locally(
     except ValueError as exc:
         message = f"the bundled job {job.name} did not print JSON"
         fix = "remove -o json"
-        raise UsageError(message, code="no-json-answer", fix=fix) from exc
+        raise UsageError(message, about="output", fix=fix) from exc
     screen.result(answer)

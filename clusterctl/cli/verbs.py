@@ -97,7 +97,8 @@ class Verb:
                 raise
             raise MachineError(
                 "the server for agents needs the package mcp, which is not installed here",
-                code="mcp-missing",
+                code="tool-missing",
+                about="mcp",
                 why=str(exc),
                 fix="pip install 'clusterctl[mcp]'",
             ) from exc

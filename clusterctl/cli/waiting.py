@@ -152,4 +152,4 @@ def timeout_of(text: str | None, flag: str = "--timeout") -> float | None:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
         fix = f"write it as {flag} 30m, or leave it out"
-        raise UsageError(f"{flag}: {exc}", code="bad-value", fix=fix) from exc
+        raise UsageError(f"{flag}: {exc}", about="value", fix=fix) from exc

@@ -72,7 +72,7 @@ def single_job(jobs: Sequence[JobSpec]) -> JobSpec:
     if len(jobs) > 1:
         raise UsageError(
             f"`where` needs a single job, but the job file has {len(jobs)}",
-            code="where-needs-one-job",
+            about="where-one-job",
             fix="choose a single job with --variant",
         )
     return jobs[0]

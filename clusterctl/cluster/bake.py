@@ -46,7 +46,8 @@ def bake_image(
     if distribution is None or cluster.provider.known_shared is None:
         raise UsageError(
             "no image can be built for these nodes",
-            code="no-image-possible",
+            code="unsupported",
+            about="image",
             why="the provider does not build images, or the distribution of the nodes is unknown",
             fix="set an image in the spec whose distribution is known",
         )

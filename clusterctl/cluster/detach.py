@@ -190,7 +190,7 @@ def _unfinished(
         try:
             entries = place.entries()
         except UsageError as exc:
-            if exc.code != "folder-not-ours":
+            if exc.about != "foreign-folder":
                 raise
             options.reporter.note(f"{folder} stays there: {exc.why}")
             return DetachResult("", (), OnlyCopies())
@@ -231,7 +231,8 @@ def _cancel(
             return ids
     raise SchedulerError(
         f"these jobs have not ended yet: {', '.join(ids)}",
-        code="jobs-not-ended",
+        code="not-ended",
+        about="jobs",
         why=f"they were cancelled {_CANCELLED_S:g} s ago",
         fix="run the same command again",
     )

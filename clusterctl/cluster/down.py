@@ -159,7 +159,8 @@ def reject_unknown(workspace: Workspace) -> None:
         name = workspace.root.name
         raise NotUpError(
             f"there is no cluster {name!r}",
-            code="unknown-cluster",
+            code="not-found",
+            about="cluster",
             fix="choose another cluster with --cluster (`clusterctl list` shows all); if the "
             "cluster's workspace was lost, find the cluster with `clusterctl orphans list "
             f"{name}`",
@@ -344,7 +345,8 @@ def to_discard(
         job_ids = ", ".join(entry.job_id for entry in not_collected if entry.job_id) or "none"
         raise UsageError(
             f"there is no run of job {', '.join(unknown_ids)} to discard",
-            code="unknown-run",
+            code="not-found",
+            about="run",
             why="this machine has no record of a submission of that job",
             fix=f"the runs of these jobs can be discarded: {job_ids}",
         )
@@ -375,7 +377,8 @@ def not_collected_error(
     )
     return CollectError(
         "the cluster was not removed: some runs can't be collected",
-        code="runs-not-collected",
+        code="would-lose",
+        about="runs",
         where=exc.where,
         why=f"job {jobs[0]}: {exc.cause}" if len(jobs) == 1 else exc.cause,
         fix=f"{remedy}{'; or ' if remedy else ''}delete these runs: pass {' '.join(options)}",
@@ -449,7 +452,7 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Any
     if project is not None and (chosen.name is None or chosen.file is not None):
         raise UsageError(
             "--project needs the name of a cluster instead of a spec file",
-            code="option-needs-option",
+            about="option-missing",
             fix="pass the cluster's name: `clusterctl orphans list NAME --project PROJECT`",
         )
     if chosen.name is not None:
@@ -475,7 +478,8 @@ def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
         running = [line for orphan, _ in orphans.clusters for line in orphan.running]
         raise OnlyCopyError(
             f"cluster {orphans.ids} may be in use",
-            code="orphan-in-use",
+            code="in-use",
+            about="orphan",
             why="\n".join(running)
             or "another user, or another CLUSTERCTL_HOME, may have its records",
             fix="if somebody else uses the cluster, let that user run `clusterctl down`; to remove "
@@ -495,7 +499,8 @@ def reject_unsearched(orphans: Orphans) -> None:
         raise ProvisionError.of_hosts(
             "these hosts could not be searched for orphans: {hosts}",
             orphans.failures,
-            code="hosts-not-searched",
+            code="would-lose",
+            about="hosts-not-searched",
             then="then run the same command again; if a host is gone for good, remove it from the "
             "spec",
         )

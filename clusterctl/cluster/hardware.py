@@ -330,7 +330,7 @@ def reject_missing_gpus(
         need = next(matching, None)
         if not (missing or need):
             continue
-        code = need.code if need and not missing else "gpus-missing"
+        about = need.code if need and not missing else "gpus"
         reason = (
             f"nvidia-smi says: {driver.fault}"
             if driver.fault
@@ -346,16 +346,16 @@ def reject_missing_gpus(
         cause = (
             f"in the spec, partition {host.partition} has {gpus.count} x {gpus.type}, but {reason}"
         )
-        failures.append(Failure(code, cause, host.name, "verify", fix))
+        failures.append(Failure("host-unfit", cause, host.name, "verify", fix, about=about))
     if failures:
-        state = (
-            "missing"
-            if any(failure.code == "gpus-missing" for failure in failures)
-            else "not usable"
-        )
+        state = "missing" if any(failure.about == "gpus" for failure in failures) else "not usable"
         message = f"GPUs are {state} on {{hosts}}"
         raise VerifyError.of_hosts(
-            message, failures, code="nodes-changed-hardware", then="the other nodes are in service"
+            message,
+            failures,
+            code="host-unfit",
+            about="hardware",
+            then="the other nodes are in service",
         )
 
 

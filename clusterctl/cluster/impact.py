@@ -154,7 +154,8 @@ def _affected(
 def _unknown_jobs(why: str) -> UsageError:
     return UsageError(
         "can't determine which jobs this change would cancel",
-        code="jobs-unknown",
+        code="would-lose",
+        about="jobs-unknown",
         why=why,
         fix="leave the nodes as they were in the spec, and run `clusterctl up`, which repairs the "
         "controller, with its other settings of the spec; then change the nodes. A controller's "
@@ -203,7 +204,8 @@ def _cancelled_jobs(
         )
     return UsageError(
         f"this change would cancel jobs: {len(affected)}",
-        code="jobs-would-end",
+        code="would-lose",
+        about="jobs",
         why="; ".join(reasons),
         fix=f"{sizes}{wait}cancel the jobs: `clusterctl cancel {ids}`",
     )
@@ -234,7 +236,8 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
         raise UsageError(
             "these users have uids of other accounts: "
             f"{', '.join(f'{u.name} ({u.uid})' for u in taken)}",
-            code="uid-taken",
+            code="host-unfit",
+            about="uid-taken",
             where="users",
             why="; ".join(
                 f"on the hosts, uid {u.uid} belongs to user {holders[u.uid]}" for u in taken

@@ -125,7 +125,8 @@ def check_drained(scheduler: Jobs, names: Sequence[str]) -> None:
     if usable := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
         raise SchedulerError(
             f"no node was rebooted: jobs can start or run again on {', '.join(usable)}",
-            code="node-resumed-meanwhile",
+            code="in-use",
+            about="node",
             why="the nodes were resumed while clusterctl waited for their jobs to end",
             fix=f"run the command again: `clusterctl node reboot {','.join(names)}`",
         )
@@ -140,7 +141,9 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
         zip(hosts, parallel_map([*hosts.values()], lambda h: _reboot(h, timeout_s)), strict=True)
     )
     if failures := [
-        Failure("reboot", reason, host, "reboot") for host, reason in reasons.items() if reason
+        Failure("not-ready", reason, host, "reboot", about="reboot")
+        for host, reason in reasons.items()
+        if reason
     ]:
         fix = (
             "check the host's console; when the host answers again, `clusterctl up` resumes the "
@@ -149,7 +152,8 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
         raise TransportError.of_hosts(
             "{hosts} did not come back after the reboot",
             failures,
-            code="nodes-did-not-come-back",
+            code="unreachable",
+            about="rebooted-node",
             fix=fix,
         )
 
@@ -188,7 +192,7 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
     except ValueError as exc:
         raise UsageError(
             "invalid host range",
-            code="bad-hostlist",
+            about="hostlist",
             why=str(exc),
             fix="use the form gpu[01-03],gpu07",
         ) from exc

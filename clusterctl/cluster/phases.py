@@ -151,7 +151,8 @@ def workspace_copy(
         except OSError as exc:
             raise MachineError(
                 f"folder {workspace.root} can't be copied to {folder}",
-                code="record-not-copied",
+                code="file-unwritable",
+                about="record",
                 why=str(exc),
             ) from exc
         copy.create()

@@ -156,7 +156,8 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
         return
     raise UsageError(
         f"cluster {spec.name!r} is already up {difference}",
-        code="up-with-other-provider",
+        code="exists",
+        about="cluster",
         where=spec_key,
         fix="take the cluster down first, or give the new cluster another name",
     )
@@ -176,7 +177,8 @@ def preflight(cluster: ClusterContext) -> PhaseResult[None]:
         raise ProvisionError.of_hosts(
             message,
             findings_as_failures(errors, phase="preflight"),
-            code="preflight-failed",
+            code="cloud-refused",
+            about="preflight",
             then=consequence,
         )
     return PhaseResult(None, "no obstacles found", tuple(map(str, findings)))

@@ -47,7 +47,7 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
     if not tasks:
         raise UsageError(
             f"--failed works only with arrays, and {row.shown} is not an array",
-            code="not-an-array",
+            about="array",
             fix="leave out --failed",
         )
     if changes:
@@ -60,14 +60,16 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
     if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
         raise UsageError(
             f"{odd.shown} can't be run again: its record has no valid task number",
-            code="task-without-number",
+            code="not-replayable",
+            about="task-number",
             where=str(odd.run.directory),
             fix="leave out --failed, which replays the whole array",
         )
     if running := next((task.run for task in tasks if not task.run.final), None):
         raise UsageError(
             f"job {running.job_id} was still running when it was collected",
-            code="job-not-ended",
+            code="not-ended",
+            about="job",
             fix=f"collect the job again when it has ended: `clusterctl collect {running.job_id}`",
         )
     return [int(task.number) for task in tasks if task.record.state != JobState.COMPLETED]

@@ -131,11 +131,14 @@ def status_of(workspace: Workspace) -> Status:
 
 
 def _controller_unfit(host: str, lacks: Sequence[UnmetNeed], exc: SlurmAwayError) -> SlurmAwayError:
-    failures = [Failure(lack.code, lack.why, host, None, lack.fix) for lack in lacks]
+    failures = [
+        Failure("host-unfit", lack.why, host, None, lack.fix, about=lack.code) for lack in lacks
+    ]
     return SlurmAwayError.of_hosts(
         f"Slurm does not answer, and {{hosts}} can't serve jobs ({exc.why or exc.what})",
         failures,
-        code="controller-unfit",
+        code="slurm-away",
+        about="controller",
     )
 
 

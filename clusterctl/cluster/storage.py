@@ -50,7 +50,8 @@ def choose_storage(storages: Storages, name: str) -> tuple[KeptStorage, ...]:
         names = ", ".join(dict.fromkeys(storage.name for storage in storages.found))
         raise NotUpError(
             f"there is no storage {name!r}",
-            code="unknown-storage",
+            code="not-found",
+            about="storage",
             why=f"there is {names}" if names else "no storage was found",
             fix="`clusterctl storage list` lists those of this machine; pass -f SPEC or --project "
             "PROJECT to search at Google",

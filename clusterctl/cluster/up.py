@@ -301,12 +301,17 @@ def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> Configure
     )
     failures = [
         Failure(
-            "package-missing", f"packages were uninstalled: {packages}", host, "reach", fixes[host]
+            "host-unfit",
+            f"packages were uninstalled: {packages}",
+            host,
+            "reach",
+            fixes[host],
+            about="package",
         )
         for host, packages in lost.items()
     ]
     return ConfigureError.of_hosts(
-        "packages are missing on {hosts}", failures, code="packages-missing"
+        "packages are missing on {hosts}", failures, code="host-unfit", about="packages"
     )
 
 

@@ -42,7 +42,8 @@ def prove_job_user(session: Session, to: Connect, nodes: Sequence[str]) -> None:
     except ClusterctlError as exc:
         raise VerifyError(
             f"jobs of {user} would fail",
-            code="job-user-fails",
+            code="host-unfit",
+            about="job-user",
             where=exc.where,
             why=exc.cause,
             fix=exc.fix
@@ -79,7 +80,10 @@ def _write_logs(user: str, to: Connect, folder: str, nodes: Sequence[str]) -> No
     if failed:
         failures = [exc.on(host, "verify") for host, exc in failed.items()]
         raise VerifyError.of_hosts(
-            "the job user can't write a log on {hosts}", failures, code="job-user-fails"
+            "the job user can't write a log on {hosts}",
+            failures,
+            code="host-unfit",
+            about="job-user",
         )
 
 

@@ -288,14 +288,15 @@ def reject_unfit_nodes(drained: Mapping[str, str], to: Connect) -> None:
         return
     lacks = lacks_of(unfit, to, within_s=HEALTH_S)
     failures = [
-        Failure(lack.code, lack.why, host, "verify", lack.fix)
+        Failure("host-unfit", lack.why, host, "verify", lack.fix, about=lack.code)
         for host, text in unfit.items()
         for lack in lacks.get(host) or [UnmetNeed("node-unfit", "", text, "")]
     ]
     raise VerifyError.of_hosts(
         "{hosts} can't run jobs",
         failures,
-        code="nodes-unfit",
+        code="not-ready",
+        about="nodes",
         then=(
             "nodes return to service by themselves once this is corrected; the other nodes are in "
             "service"
@@ -400,11 +401,12 @@ def wait_until_ready(
     lacks = lacks_of(problems.keys() & own, to, within_s=HEALTH_S)
     failures = [
         Failure(
-            "verify",
+            "not-ready",
             f"{reason}: {text_of(lacks[host])}" if host in lacks else reason,
             host,
             "verify",
             lacks[host][0].fix if host in lacks else "",
+            about="verify",
         )
         for host, reason in sorted(problems.items())
     ]
@@ -413,7 +415,8 @@ def wait_until_ready(
     raise VerifyError.of_hosts(
         "the cluster did not become ready",
         failures,
-        code="cluster-not-ready",
+        code="not-ready",
+        about="cluster",
         fix=f"read `clusterctl ssh --admin {host} -- {journal}`, then run `clusterctl up` again",
     )
 
@@ -453,8 +456,9 @@ def _slurmctld_ended(host: str, fatal: str) -> VerifyError:
         )
     return VerifyError.of_hosts(
         "slurmctld ends at each start",
-        [Failure("verify", fatal, host, "verify")],
-        code="slurmctld-ended",
+        [Failure("not-ready", fatal, host, "verify", about="verify")],
+        code="not-ready",
+        about="slurmctld",
         fix=fix,
     )
 
@@ -495,7 +499,9 @@ def verification_error(
             return error
         failures = _failures_of_parts(hosts, scheduler)
     if not failures:
-        failures = tuple(Failure("verify", message, host, "verify") for host in hosts)
+        failures = tuple(
+            Failure("not-ready", message, host, "verify", about="verify") for host in hosts
+        )
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
     causes = [cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items()]
     omitted = [f"and {len(causes) - _MAX_NAMED} more causes"] if len(causes) > _MAX_NAMED else []
@@ -503,7 +509,7 @@ def verification_error(
     fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
     return VerifyError(
         f"the verification job failed on {nodes}",
-        code="verification-failed",
+        about="verification",
         why="; ".join([*causes[:_MAX_NAMED], *omitted]),
         fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,
@@ -513,7 +519,10 @@ def verification_error(
 def _failures_by_job(result: Result) -> tuple[Failure, ...]:
     try:
         failures = json.loads(result.stdout)["failures"]
-        return tuple(Failure("verify", str(f["cause"]), str(f["host"]), "verify") for f in failures)
+        return tuple(
+            Failure("not-ready", str(f["cause"]), str(f["host"]), "verify", about="verify")
+            for f in failures
+        )
     except (ValueError, KeyError, TypeError):
         return ()
 
@@ -524,7 +533,7 @@ def _failures_of_parts(hosts: tuple[str, ...], scheduler: Nodes) -> tuple[Failur
         return ()
     results = parallel_map(hosts, lambda host: scheduler.run_verification_job((host,)))
     return tuple(
-        Failure("verify", _error_text(result), host, "verify")
+        Failure("not-ready", _error_text(result), host, "verify", about="verify")
         for host, result in zip(hosts, results, strict=True)
         if not has_passed(result, (host,))
     )
@@ -711,7 +720,7 @@ def slurm_findings(inventory: Inventory, to: Connect, report: DoctorReport) -> t
         lost = _nodes_with_lost_jobs(names, scheduler, to)
     except (SlurmError, CommandError, TransportError) as exc:
         is_explained = controller in faulty
-        silent = Finding(controller, "error", exc.code, exc.what, exc.why, exc.fix)
+        silent = Finding(controller, "error", exc.about or exc.code, exc.what, exc.why, exc.fix)
         return () if is_explained else (silent,)
     return (*_lost_jobs(lost), *_idle_for_a_reason(nodes))
 
@@ -759,7 +768,8 @@ def _reject_unreached(
         raise VerifyError.of_hosts(
             "hosts can't reach each other: {hosts}",
             findings_as_failures(errors, phase="verify"),
-            code="network",
+            code="host-unfit",
+            about="network",
             fix="correct the network, then run `clusterctl up` again",
         )
 
@@ -773,7 +783,12 @@ def find_obstacles(spec: ClusterSpec, workspace: Workspace, provider: Provider) 
         # Some providers check the same condition in both calls.
         if all(finding.what != exc.what for finding in report.findings):
             refusal = Finding(
-                "this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix
+                "this machine",
+                "error",
+                exc.about or exc.code,
+                exc.what,
+                exc.why or exc.where,
+                exc.fix,
             )
             return replace(report, findings=(refusal, *report.findings))
     return report

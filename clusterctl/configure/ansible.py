@@ -160,8 +160,16 @@ def _lost() -> ConfigureError:
     text = "Ansible's connection process died"
     cause = "the process was killed, perhaps because this machine ran out of memory"
     fix = "run `clusterctl up` again, which continues from here"
-    failure = Failure("ansible-lost", f"{text}: {cause}", None, "configure", fix, retryable=True)
-    return ConfigureError(text, code="ansible-lost", why=cause, fix=fix, failures=(failure,))
+    failure = Failure(
+        "configure-failed",
+        f"{text}: {cause}",
+        None,
+        "configure",
+        fix,
+        retryable=True,
+        about="connection",
+    )
+    return ConfigureError(text, about="connection", why=cause, fix=fix, failures=(failure,))
 
 
 def _environment(private: Path, run: PlaybookRun) -> Mapping[str, str]:
@@ -173,7 +181,10 @@ def _environment(private: Path, run: PlaybookRun) -> Mapping[str, str]:
         if importlib.util.find_spec(package) is None:
             fix = "install clusterctl again, with its dependencies"
             raise ConfigureError(
-                f"the Python package {name} is missing", code="installation-incomplete", fix=fix
+                f"the Python package {name} is missing",
+                code="internal",
+                about="installation",
+                fix=fix,
             )
     given = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
     plugins = str(data_folder("ansible") / "password_plugins")
@@ -210,10 +221,14 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
         message = f"Ansible stopped with exit code {rc} and reported no failed host"
         tail = "\n".join(lines[-_TAIL_LINES:])
         return ConfigureError(
-            message, code="ansible-ended-early", where=run.playbook, why=tail, fix=hint
+            message,
+            about="ansible",
+            where=run.playbook,
+            why=tail,
+            fix=hint,
         )
     error = ConfigureError.of_hosts(
-        "configuration failed on {hosts}", failures, code="configure", then=hint
+        "configuration failed on {hosts}", failures, code="configure-failed", then=hint
     )
     error.where = failures[0].phase or run.playbook
     return error

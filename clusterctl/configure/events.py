@@ -107,9 +107,9 @@ def _failure(event: Event) -> Failure:
             f"make `sudo dnf makecache --repo={match[1]}` work on the host, or disable the "
             "repository"
         )
-        return Failure("repository", cause, *where, fix)
+        return Failure("unreachable", cause, *where, fix, about="repository")
     cause, _, fix = cause.partition(_FIX)
-    return Failure("configure", cause, *where, fix or role_hint(event["role"]))
+    return Failure("configure-failed", cause, *where, fix or role_hint(event["role"]))
 
 
 def _cause(result: Mapping[str, Any]) -> str:

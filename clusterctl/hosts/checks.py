@@ -278,7 +278,7 @@ def _how_to_reboot(host: str, expected: HostRequirements) -> str:
 @_check_of_host
 def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for each in taken_numbers(expected.accounts, facts.accounts, facts.groups):
-        yield Finding(host, "error", each.code, _NUMBERS[each.code], each.cause, each.fix)
+        yield Finding(host, "error", each.about, _NUMBERS[each.about], each.cause, each.fix)
 
 
 @_check_of_host
@@ -416,7 +416,7 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
             "remove unneeded files (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
         )
         raise ConfigureError.of_hosts(
-            "no disk space left on {hosts}", failures, code="no-room", fix=fix
+            "no disk space left on {hosts}", failures, code="disk-full", about="host", fix=fix
         )
 
 
@@ -426,11 +426,12 @@ def reject_silent_folders(reports: Mapping[str, HostReport]) -> None:
     """
     failures = tuple(
         Failure(
-            "folder-silent",
+            "host-unfit",
             f"{mark.removeprefix('path ')} can't be looked at: its file server does not answer",
             name,
             "reach",
             f"check the server and the network; `clusterctl ssh --admin {name} -- mount` shows it",
+            about="folder-silent",
         )
         for name, report in reports.items()
         for mark, state in report.checksums.items()
@@ -440,7 +441,8 @@ def reject_silent_folders(reports: Mapping[str, HostReport]) -> None:
         raise ConfigureError.of_hosts(
             "a file system does not answer on {hosts}",
             failures,
-            code="file-server-silent",
+            code="host-unfit",
+            about="file-server",
             fix=f"{failures[0].fix}; then run `clusterctl up` again",
         )
 
@@ -469,22 +471,23 @@ def taken_numbers(
                 if not fixed:
                     fix += f"; if all hosts have {actual}, write uid: {actual} in the spec instead"
                 yield Failure(
-                    "uid-differs" if kind == "uid" else "gid-differs",
+                    "host-unfit",
                     f"{name} has {kind} {actual} on the host, but {number} {scope}",
                     phase="reach",
                     fix=fix,
+                    about=f"{kind}-differs",
                 )
                 break
             if holders:
-                taken = "uid-taken" if kind == "uid" else "gid-taken"
                 fix = f"give that account another {kind}: `{change} {kind.upper()} {holders[0]}`"
                 if not fixed and not exists:
                     fix = f"give {name} another uid in the spec"
                 yield Failure(
-                    "uid-shared" if exists else taken,
+                    "host-unfit",
                     f"{kind} {number}, which {name} needs, belongs to {', '.join(holders)}",
                     phase="reach",
                     fix=fix,
+                    about="uid-shared" if exists else f"{kind}-taken",
                 )
                 break
 
@@ -497,12 +500,16 @@ def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[st
         replace(each, host=host)
         for host, report in reports.items()
         for each in taken_numbers(required, report.accounts, report.groups)
-        if each.code not in {"uid-differs", "uid-shared"}
+        if each.about not in {"uid-differs", "uid-shared"}
     )
     if failures:
         fix = f"{failures[0].fix}, then run `clusterctl up` again"
         raise ConfigureError.of_hosts(
-            "accounts can't be created on {hosts}", failures, code="accounts-conflict", fix=fix
+            "accounts can't be created on {hosts}",
+            failures,
+            code="host-unfit",
+            about="accounts",
+            fix=fix,
         )
 
 
@@ -549,7 +556,10 @@ def examine(
 
 
 def findings_as_failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
-    return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
+    return tuple(
+        Failure("host-unfit", f"{f.what}: {f.why}", f.host, phase, f.fix, about=f.code)
+        for f in findings
+    )
 
 
 def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> ExaminedHost:
@@ -558,7 +568,7 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
     report = parse_report(text)
     if (facts := report.host) is None:
         raise TransportError(
-            "the host did not return valid JSON", code="answer-garbled", why=text[:500]
+            "the host did not return valid JSON", code="internal", about="answer", why=text[:500]
         )
     # The host's clock was read between these two times, so a time in between is no skew.
     skew_s = facts.time - min(max(facts.time, started), time.time())
@@ -567,5 +577,5 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
 
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:
     # The failure of a host may have a more specific code than the error.
-    code = error.failures[0].code
+    code = error.failures[0].about or error.failures[0].code
     return Finding(host, "error", code, error.what, error.why or "no reason is known", error.fix)

@@ -70,7 +70,9 @@ def examine_pairs(
             }
         except (ValueError, IndexError, AttributeError) as exc:
             message = f"{host} did not return valid JSON"
-            raise TransportError(message, code="answer-garbled", why=text[:500], host=host) from exc
+            raise TransportError(
+                message, code="internal", about="answer", why=text[:500], host=host
+            ) from exc
 
     answers, silent = call_on_hosts(near, ask, most=len(near), limit=limit)
     yield from _untested(silent)

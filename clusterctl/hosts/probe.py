@@ -237,7 +237,7 @@ class HostReport:
     openmpi: str = ""
 
 
-class StoppingError(TransportError, code="host-stopping"):
+class StoppingError(TransportError, code="unreachable", about="stopping"):
     """The host answers, but is shutting down."""
 
 
@@ -254,7 +254,7 @@ def parse_report(text: str) -> HostReport:
         answer = _ProbeAnswer.model_validate_json(text)
     except ValidationError as exc:
         message = "the host did not return valid JSON"
-        raise TransportError(message, code="answer-garbled", why=text[:500]) from exc
+        raise TransportError(message, code="internal", about="answer", why=text[:500]) from exc
     if answer.state == _STOPPING:
         raise StoppingError("the host is shutting down")
     host = answer.host
@@ -262,7 +262,10 @@ def parse_report(text: str) -> HostReport:
     if node is None:
         if host is None:
             raise TransportError(
-                "the host's answer contains no facts", code="answer-garbled", why=text[:500]
+                "the host's answer contains no facts",
+                code="internal",
+                about="answer",
+                why=text[:500],
             )
         return HostReport(None, {}, host=host)
     # The program failed or took too long, because the host is too busy or still booting.
@@ -329,7 +332,8 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
     except (KeyError, ValueError) as exc:
         raise SlurmError(
             "`slurmd -C` did not describe the node",
-            code="slurmd-answer-garbled",
+            code="internal",
+            about="slurmd-answer",
             why=f"no usable {exc.args[0]!r} in: {text.strip()[:500]}",
             fix="check that slurmd is installed on the host, and that it starts",
         ) from exc
@@ -450,9 +454,13 @@ def reports_of(
             # The tunnel that all hosts share is broken.
             if len({exc.cause for exc in failures}) == 1 < len(failed) == len(results):
                 raise TransportError(
-                    problem, code="hosts-unreachable", why=error.why, fix=fix, failures=failures
+                    problem,
+                    about="hosts",
+                    why=error.why,
+                    fix=fix,
+                    failures=failures,
                 )
-        raise TransportError.of_hosts(problem, failures, code="hosts-unreachable", fix=fix)
+        raise TransportError.of_hosts(problem, failures, code="unreachable", about="hosts", fix=fix)
     return {host: result for host, result in results.items() if isinstance(result, HostReport)}
 
 
@@ -527,13 +535,18 @@ def with_distributions(
             raise
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"check the connection with `{by_hand}`, then run `clusterctl up` again"
-        if is_new and any(failure.code == KeyRefusedError.code for failure in exc.failures):
+        if is_new and any(failure.about == KeyRefusedError.about for failure in exc.failures):
             fix = (
                 "see the host's boot log: the host creates the account itself (docs/gcp.md, OS "
                 "Login)"
             )
         raise TransportError(
-            exc.what, code=exc.code, why=exc.why, fix=fix, failures=exc.failures
+            exc.what,
+            code=exc.code,
+            about=exc.about,
+            why=exc.why,
+            fix=fix,
+            failures=exc.failures,
         ) from exc
     releases = {host.name: host.distribution for host in inventory.hosts}
     releases |= {name: report.distribution for name, report in reports.items()}

@@ -76,7 +76,8 @@ def reject_missing(session: Session, job: JobSpec) -> None:
         if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
             raise UsageError(
                 f"{subject} of the job is not on this cluster",
-                code="not-on-cluster",
+                code="not-found",
+                about="node",
                 where=path,
                 fix=fix,
             )
@@ -122,7 +123,7 @@ def reject_invalid_arguments(
         if problem:
             raise UsageError(
                 f"{job.bundled}: {problem}",
-                code="program-arguments",
+                about="program",
                 where=where,
                 fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
             )
@@ -175,7 +176,8 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
         reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]
         raise ClusterctlError(
             "the arguments of the bundled job could not be checked",
-            code="program-not-asked",
+            code="internal",
+            about="program",
             why=reason,
         )
     return result
@@ -198,7 +200,7 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             raise UsageError(
                 "--run names the run with the model for a single job of type "
                 f"{', '.join(MODEL_JOBS)}",
-                code="option-needs-option",
+                about="option-missing",
                 fix="leave out --run, or submit a single such job",
             )
         naming = _NAMING.get(job.bundled or "", (MODEL_FLAG,))
@@ -207,7 +209,7 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             checkpoint = f"; or a checkpoint: `-- {naming[-1]} DIR`" if naming[1:] else ""
             raise UsageError(
                 f"{job.bundled} needs a trained model: clusterctl submit {job.bundled} --run RUN",
-                code="needs-trained-model",
+                about="trained-model",
                 fix="RUN is a collected run's folder, its name below ./runs, or a job "
                 f"id{checkpoint}",
             )
@@ -313,7 +315,8 @@ def run_on_this_machine(
     if missing := [name for name in _ARRAYS if find_spec(name) is None]:
         raise UsageError(
             f"--local needs packages that are not installed here: {', '.join(missing)}",
-            code="local-extra-missing",
+            code="tool-missing",
+            about="local",
             fix="pip install 'clusterctl[local]'",
         )
     output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
@@ -340,7 +343,7 @@ def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:
         places.append(f"{run.remote} on the cluster")
     return UsageError(
         f"run {run.name} has no model",
-        code="run-without-model",
+        about="model",
         why=f"there is no {MODEL}/{RECORD} in {' or '.join(places) or 'the folder of its job'}",
         fix="use a run of `train`, which saves a model when it ends",
     )

@@ -39,7 +39,7 @@ def with_from_run(job: JobSpec, ledger: Ledger, session: Session | None) -> tupl
     if job.bundled not in (None, "train"):
         raise UsageError(
             f"--from-run does not apply to the bundled job {job.bundled}",
-            code="no-run-here",
+            about="from-run",
             why="only `train` and your own programs continue an earlier run",
             fix="leave out --from-run; `--run RUN` passes a model to eval, sample, predict and "
             "export",
@@ -87,7 +87,8 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
         cause = f"neither this machine nor a folder that all nodes share has {run.remote or 'them'}"
         raise UsageError(
             f"the files of run {run.name} are not available",
-            code="run-gone",
+            code="not-found",
+            about="run-files",
             why=cause if session is not None else "--dry-run does not ask the cluster",
             fix=f"run `clusterctl collect {run.full_name}` first, or name the folder of a "
             "collected run",
@@ -95,7 +96,8 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
     if not token:
         raise UsageError(
             f"the folder {here} is not a collected run",
-            code="not-a-run",
+            code="file-invalid",
+            about="run",
             fix=f"send it with `clusterctl put {here}`, and pass the path to your program",
         )
     name = f"{RUNS}/{here.name}-{token}"

@@ -278,7 +278,8 @@ def _unfit_environment(wanted: str, host: str, result: Result) -> UsageError:
             reason = result.stderr.strip()[-500:]
     return UsageError(
         f"the environment {wanted} can't be used",
-        code="environment-unfit",
+        code="packages-unmet",
+        about="environment",
         where=host,
         why=reason,
         fix=fix,

@@ -85,7 +85,7 @@ def put(
             sent = Upload(session.transport, progress).into(items, remote)
         except TransferError as exc:
             home = f"{Path.home()}/"
-            if exc.code == "files-unwritable" and remote.startswith(home):
+            if exc.about == "here" and remote.startswith(home):
                 there = f"~/{paths[-1].removeprefix(home)}"
                 exc.fix = (
                     f"if your shell has put your home of this machine in place of `~`, quote the "
@@ -166,7 +166,7 @@ def _reject_empty(paths: Sequence[str]) -> None:
     if "" in paths:
         raise UsageError(
             "a path is empty",
-            code="path-empty",
+            about="path",
             fix="pass a file or folder, or `.` for the whole folder",
         )
 
@@ -182,7 +182,7 @@ def _split(paths: Sequence[str]) -> tuple[Sequence[str], str | None]:
     if os.path.isfile(remote) and not remote.endswith("/"):
         raise UsageError(
             f"{remote} is a local file, but the last argument must be a folder on the cluster",
-            code="target-is-local-file",
+            about="target",
             fix="add a folder on the cluster as last argument (`.` is your home folder); if "
             f"{remote} is the name of that folder, write {remote}/",
         )
@@ -200,7 +200,7 @@ def _below_home(path: str) -> str:
     if _VARIABLE.match(path):
         raise UsageError(
             f"the path {path} on the cluster begins with a variable, which is not replaced there",
-            code="path-variable",
+            about="path-variable",
             fix="relative paths begin in the home folder there, so leave out `$HOME/`; if the "
             f"folder has this name, write './{path}'",
         )

@@ -68,7 +68,8 @@ def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple
         if place.cluster not in clusters:
             raise UsageError(
                 f"--first: {word!r} is neither a partition nor a cluster",
-                code="unknown-place",
+                code="not-found",
+                about="place",
                 why=f"{inventory.cluster} has the partitions {', '.join(partitions)}; the clusters are "
                 f"{', '.join(clusters)}",
                 fix="write CLUSTER/PARTITION for another cluster's partition, PLACE@ACCOUNT for "
@@ -78,7 +79,7 @@ def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple
     if len(set(places)) < max(2, len(places)):
         raise UsageError(
             f"--first needs at least two different places, but got {text!r}",
-            code="first-needs-places",
+            about="first-places",
             fix="name partitions or clusters, such as --first short,long",
         )
     return tuple(places)
@@ -89,13 +90,16 @@ def reject_unfit(session: Session, job: JobSpec) -> None:
     session.site.reject_without_slurm()
     no_shared_folder = UsageError(
         f"--first needs a shared folder, which cluster {session.inventory.cluster} does not have",
-        code="first-needs-shared-folder",
+        code="unsupported",
+        about="shared-folder",
         fix="use --partition",
     )
     raise_together(session.site.folders.unfit(no_shared_folder))
     if job.array or job.sweep:
         raise UsageError(
-            "--first does not apply to job arrays", code="first-of-array", fix="use --partition"
+            "--first does not apply to job arrays",
+            about="first-array",
+            fix="use --partition",
         )
 
 
@@ -173,13 +177,14 @@ def wait_for_first(
             states = [f"job {e.job_id} of {c} is {e.state}" for c, e in _entries(sessions, first)]
             raise JobCancelledError(
                 "all jobs of --first have ended before they ran",
-                code="first-all-cancelled",
+                code="job-cancelled",
+                about="first",
                 why=", ".join(states),
                 fix="`clusterctl jobs ID` shows a job's reason; submit again",
             )
     raise WaitTimeoutError(
         "no job of --first has started in time",
-        code="first-timeout",
+        about="first",
         fix="the jobs stay in the queue; `clusterctl jobs` shows them, and chooses the first "
         "that started",
     )

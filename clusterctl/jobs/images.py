@@ -106,7 +106,9 @@ def _pull(session: Session, image: Reference, begin: Callable[[], None]) -> Mapp
     begin: called when the engine starts.
     """
     folder = f"{session.inventory.folder}/{IMAGES}"
-    too_long = TransferError("the answer about an image is too long", code="line-too-long")
+    too_long = TransferError(
+        "the answer about an image is too long", code="internal", about="line-length"
+    )
     last: Mapping[str, str] = {}
     try:
         with session.transport.converse(
@@ -178,7 +180,8 @@ def _skopeo(
     if not shutil.which(_SKOPEO):
         raise MachineError(
             f"the image {image} can't be fetched",
-            code="no-skopeo",
+            code="tool-missing",
+            about="skopeo",
             where="this machine",
             why=f"{why and why + '; '}skopeo, which asks the registry for the image's digest, is not "
             "installed here",
@@ -195,7 +198,7 @@ def _skopeo(
             reason = text[1].replace('\\"', '"')
         raise TransferError(
             f"the image {image} can't be fetched",
-            code="image-not-fetched",
+            about="image",
             where="this machine",
             why=f"{why and why + '; '}skopeo: {reason}",
             fix=f"correct the name; log in by `skopeo login {image.registry}`; or {by_hand}",
@@ -277,7 +280,7 @@ def archive_notice(file: Path) -> Notice | None:
         return None
     raise UsageError(
         f"{file} is not a container image",
-        code="not-an-image",
+        about="image",
         why="it is a tar file that has neither an image nor a root file system",
         fix="write one by `docker save -o FILE.tar IMAGE`",
     )

@@ -124,7 +124,8 @@ class FolderListing:
 def _not_listed(folder: Path, why: str, fix: str) -> UsageError:
     return UsageError(
         f"git does not list the files of {folder}",
-        code="work-tree-unlisted",
+        code="tool-failed",
+        about="git",
         where=str(repository_of(folder)),
         why=why,
         fix=f"{fix}; or use --folder none to send only the script",

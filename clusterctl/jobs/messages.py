@@ -100,7 +100,7 @@ def chosen_receivers(targets: Sequence[str]) -> tuple[Receiver, ...]:
             return ()
         except UnicodeDecodeError as exc:
             raise UsageError(
-                f"{where} is not a text in UTF-8", code="notify-file", why=str(exc)
+                f"{where} is not a text in UTF-8", code="file-invalid", about="notify", why=str(exc)
             ) from exc
         targets = [line.strip() for line in lines if line.strip() and line.strip()[0] != "#"]
     if not targets or [*targets] == [NO_MESSAGES]:

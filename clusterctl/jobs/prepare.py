@@ -133,7 +133,7 @@ def read_jobs(
     if variants:
         raise UsageError(
             f"--variant does not apply to {target}",
-            code="no-variants",
+            about="variant",
             why="only a job file defines variants",
             fix="leave out --variant, or submit a job file",
         )
@@ -192,7 +192,7 @@ def _arguments(job: JobSpec, size: int, *, is_weak: bool) -> tuple[str, ...]:
     if at >= len(words) or not words[at].isdecimal():
         raise UsageError(
             f"weak scaling of {job.bundled} needs the batch of a node, task or GPU",
-            code="weak-without-batch",
+            about="weak",
             why="the whole batch is this number times the number of nodes, tasks or GPUs",
             fix=f"add `-- {_BATCH} N`",
         )
@@ -428,7 +428,7 @@ class Preparer:
                 raise UsageError(
                     f"{option} does not apply to "
                     f"{'a container' if job.container else f'the bundled job {bundled}'}",
-                    code="no-requirements-here",
+                    about="requirements",
                     why="containers and bundled jobs have their own Python environment",
                     fix=f"leave out {option}, or submit your own script",
                 )
@@ -444,7 +444,8 @@ class Preparer:
         if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(
                 "torchrun is part of torch, which is not in the job's Python environment",
-                code="torchrun-without-torch",
+                code="packages-unmet",
+                about="torch",
                 fix="use --requirements FILE with a line `torch`",
             )
         return environment
@@ -469,7 +470,8 @@ def _prefix(session: Session | None, job: JobOptions, partition: str | None, wan
         return wanted
     raise UsageError(
         f"the folder of the environment {wanted} is not known",
-        code="env-path-unknown",
+        code="unsupported",
+        about="env-path",
         why="only the cluster knows it, and it is not asked now",
         fix="use --env-path with a folder that begins with /",
     )
@@ -499,7 +501,8 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         ):
             raise UsageError(
                 f"--after {dependency} can never be satisfied: job {job_id} ended as {worst.state}",
-                code="dependency-never-satisfied",
+                code="job-unfit",
+                about="dependency",
                 fix=f"submit job {job_id} again, or use --after {job_id}:any",
             )
     return job.model_copy(update={"after": tuple(remaining)})
@@ -531,7 +534,8 @@ def reject_without_engine(session: Session, job: JobSpec, partition: str | None)
     if nodes:
         raise UsageError(
             f"the nodes can't run --container {job.container}",
-            code="no-container-engine",
+            code="unsupported",
+            about="container",
             why=f"{nodes[0]} has no container engine ({', '.join(engines)})",
             fix="install Apptainer: `software: {apptainer: true}` in the spec, then `clusterctl "
             "up`; or submit with --requirements in place of --container",
@@ -550,7 +554,8 @@ def _reject_read_only_mount(job: JobSpec, answers: Mapping[str, Result]) -> None
     if read_only and unable:
         raise UsageError(
             f"the nodes can't have the read-only --mount {read_only}",
-            code="no-read-only-mount",
+            code="unsupported",
+            about="mount",
             where=unable[0],
             why="its container engine is Charliecloud, which has no read-only mounts",
             fix=f"use --mount {read_only.removesuffix(':ro')}, or install Apptainer on the nodes",
@@ -634,7 +639,8 @@ def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> Non
                 f"the value of --secret {name} would be sent in {printable(path)}"
                 if path
                 else f"the job's script or options contain the value of --secret {name}",
-                code="secret-in-files",
+                code="would-send-secret",
+                about="value",
                 why="files and options of a job are recorded and collected",
                 fix=f"move the file to another folder, or use --exclude {shlex.quote(path)}"
                 if path

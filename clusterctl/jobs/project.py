@@ -33,7 +33,8 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     if not top.resolve().is_relative_to(folder.resolve()):
         raise UsageError(
             f"the module {job.run_module} can't be sent with the job",
-            code="folder-unfit",
+            code="files-unfit",
+            about="module",
             where=str(top),
             why=project_obstacle(top) or f"only {folder} would be sent",
             fix="move the project into a separate folder without symbolic links, or select it "
@@ -103,7 +104,8 @@ def _chosen_folder(folder: Path, script: Path) -> Path:
     if problem:
         raise UsageError(
             f"--folder {folder} can't be sent with the job",
-            code="folder-unfit",
+            code="files-unfit",
+            about="module",
             why=problem,
             fix="name the folder of a project; for a job it must contain the script",
         )

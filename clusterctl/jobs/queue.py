@@ -51,7 +51,7 @@ class Cancellation:
         if failed:
             raise SchedulerError(
                 f"{counted(len(failed), 'job')} could not be cancelled",
-                code="jobs-not-cancelled",
+                about="cancel",
                 why="\n".join(error.cause for error in failed),
                 fix="\n".join(dict.fromkeys(error.fix for error in failed if error.fix)),
                 failures=tuple(failure for error in failed for failure in error.failures),
@@ -116,7 +116,7 @@ def _reject_wrong_tasks(ids: Iterable[str]) -> None:
         if bracket and not names_tasks(tasks.removesuffix("]")):
             raise UsageError(
                 f"{job_id} does not name tasks of job {array}",
-                code="not-a-job-id",
+                about="job-id",
                 fix=f"name tasks as in {array}_[1-3,7], with the lower number first",
             )
 
@@ -167,6 +167,7 @@ def _with_fix(
     return SchedulerError(
         f"job {job_id} of user {job.user} can't be cancelled",
         code=error.code,
+        about=error.about,
         why=error.why,
         fix=f"ask {job.user}" + session.site.advice.cancels_of_others.format(ids=job_id),
     )
@@ -233,7 +234,8 @@ def running_job(session: Session, job_id: str) -> JobInfo:
         f"{len(running)} tasks of job {job_id} are running"
         if running
         else f"job {job_id} is not running",
-        code="several-tasks" if running else "job-not-running",
+        code="ambiguous" if running else "not-running",
+        about="task" if running else "job",
         why="" if running else f"its state is {jobs[0].state.value}",
         fix=f"choose a task, such as {running[0].id}"
         if running

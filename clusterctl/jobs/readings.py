@@ -387,7 +387,8 @@ def _answer(transport: Transport, text: str) -> list[Mapping[str, tuple[int, byt
     except (ValueError, TypeError, AttributeError, RecursionError, binascii.Error) as exc:
         raise TransportError(
             "the program that reads jobs' folders on the cluster gave a malformed answer",
-            code="answer-garbled",
+            code="internal",
+            about="answer",
             where=transport.host,
             why=printable(text[:200]),
             host=transport.host,

@@ -376,7 +376,7 @@ def _start_options(
     if key := next((key for key in again.changes if configured_name(key) in swept), None):
         raise UsageError(
             f"--set {key} is ambiguous, because each task of {run.name} has its own value",
-            code="key-of-each-task",
+            about="task-key",
             fix=f"replay a single task, such as `clusterctl replay RUN_3 --set {key}=VALUE`",
         )
     # Variables without a value would take this machine's value.
@@ -463,7 +463,8 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise UsageError(
             f"{printable(missing[0])}{more} of {run.name} is missing or changed on this machine",
-            code="sent-files-missing",
+            code="not-replayable",
+            about="files",
             where=str(run / SOURCE_FILE),
             why=f"neither {run} nor {top} has the file with the recorded sha256",
             fix=f"restore the file in {top}{f' from commit {commit[:12]}' if commit else ''}, "

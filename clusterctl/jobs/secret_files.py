@@ -170,7 +170,8 @@ def reject_own_keys(
             if key := keys.get(item.origin.read_bytes()):
                 raise UsageError(
                     f"{printable(item.path)} can't be sent to the cluster",
-                    code="own-key-in-files",
+                    code="would-send-secret",
+                    about="key",
                     where=str(item.origin),
                     why=f"it is the private key {key}, with which clusterctl logs in to the hosts",
                     fix="leave the file out with --exclude, or move it to another folder",

@@ -213,7 +213,7 @@ def shell_request(options: JobOptions, site: Site) -> Request:
         if directive.option is not None and not directive.option.salloc:
             raise UsageError(
                 f"--slurm {directive.own_name} does not apply to a shell",
-                code="not-a-salloc-option",
+                about="salloc",
                 why="salloc, which allocates the nodes, has no such option",
                 fix="leave it out; --env sets variables, and < redirects the input of a command",
             )
@@ -406,7 +406,7 @@ class Lease:
             reason = "; ".join(refusal)
             raise SlurmError(
                 "Slurm did not allocate the nodes",
-                code="allocation-refused",
+                about="allocation",
                 where=" ".join(["salloc", *map(str, self._asked.options)]),
                 why=reason,
                 fix=self._asked.fix(reason),
@@ -474,14 +474,14 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
         if not ports or not all(0 < port <= _LAST_PORT for port in ports):
             raise UsageError(
                 f"--forward {text!r} is neither a port nor LOCAL:REMOTE",
-                code="not-a-port",
+                about="port",
                 fix="use --forward 8888, or --forward 9000:8888 for port 9000 of this machine",
             )
         forward = Forward(*ports)
         if forward.local in forwards:
             raise UsageError(
                 f"--forward uses the local port {forward.local} twice",
-                code="port-twice",
+                about="port-twice",
                 fix="use another local port: --forward LOCAL:REMOTE",
             )
         _check_free(forward)
@@ -539,7 +539,8 @@ def _check_free(forward: Forward) -> None:
         except OSError as exc:
             raise UsageError(
                 f"port {forward.local} of this machine can't be forwarded",
-                code="port-unusable",
+                code="in-use",
+                about="port",
                 why=exc.strerror or str(exc),
                 fix=f"use another local port: --forward LOCAL:{forward.remote}",
             ) from exc

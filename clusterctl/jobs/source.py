@@ -111,7 +111,7 @@ def source_of(request: Request) -> Source | None:
         if job.include or job.exclude:
             raise UsageError(
                 "--include and --exclude apply to the folder of a script",
-                code="bundled-job-without-folder",
+                about="include",
                 why=f"{job.bundled} is a bundled job, which is submitted without a folder",
                 fix="leave out --include and --exclude",
             )
@@ -146,7 +146,7 @@ def source_of(request: Request) -> Source | None:
         raise UsageError(
             f"--include can't select files, because the script's folder is not sent: {folder} is "
             f"{obstacle}",
-            code="script-alone",
+            about="include-alone",
             fix="move the script and the files it needs into a separate folder"
             if job.folder
             else "leave out --folder none or --include",
@@ -451,7 +451,8 @@ class _Selection:
             )
             raise UsageError(
                 f"a link leads to a folder outside of {self.folder}",
-                code="links-lead-outside",
+                code="files-unfit",
+                about="link",
                 why=printable(f"{item.path} -> {item.target}"),
                 fix=f"{send_all}exclude the link ({_option('--exclude', item.path)}) and copy "
                 "the data with `clusterctl put PATH`",
@@ -484,7 +485,8 @@ class _Selection:
             limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else formatting.size(MAX_BYTES)
             raise UsageError(
                 f"the folder of the job is too large to be sent: more than {limit}",
-                code="folder-too-large",
+                code="files-unfit",
+                about="size",
                 where=str(self.folder),
                 why=f"the largest entries so far are {self._largest()}",
                 fix=f"{_LEAVE_OUT}; --folder selects a smaller folder, and --folder none sends "
@@ -496,7 +498,8 @@ class _Selection:
         if names:
             raise UsageError(
                 f"these names are reserved for the folders of the array's tasks: {', '.join(names)}",
-                code="reserved-file-names",
+                code="files-unfit",
+                about="reserved",
                 where=str(self.folder),
                 fix=f"add {' '.join(f'--exclude /{name}' for name in names[:3])}, or rename the "
                 "files",
@@ -557,7 +560,7 @@ def patterns(flag: str, lines: Sequence[str]) -> Patterns:
         except (ValueError, re.error) as exc:
             raise UsageError(
                 f"{flag}: {line} is not a valid pattern",
-                code="not-a-pattern",
+                about="pattern",
                 fix="write the pattern as in a .gitignore file",
             ) from exc
     return Patterns(gitignore_spec(lines) if lines else None)

@@ -96,14 +96,15 @@ def enter(session: Session, job_id: str) -> SshEntry:
     if _NOT_FOUND in result.stderr:
         raise SchedulerError(
             f"job {job.id} can't be entered, because {entry.node} has no program sshd",
-            code="no-sshd",
+            code="tool-missing",
+            about="sshd",
             where=entry.node,
             fix="have openssh-server installed on the nodes; its service need not run",
         )
     if result.rc != 0:
         raise UnreachableError(
             f"job {job.id} can't be entered by ssh",
-            code="entry-failed",
+            about="job",
             where=entry.node,
             why=result.stderr.strip(),
             fix=f"`clusterctl jobs {job.id}` shows whether the job is running",

@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from clusterctl.jobs.environment import Environments
 
 MAX_DIFF = 1 << 20
-# The code of an error about a job that Slurm does not accept.
-_REFUSED = "slurm-refused"
+# The code and the thing of an error about a job that Slurm does not accept.
+_REFUSED = ("slurm-refused", "job")
 # Further tries to send files that another program is changing.
 _MORE_TRIES = 2
 # A submission does not wait longer for optional facts such as the git commit.
@@ -191,7 +191,8 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
         arguments = " ".join(filter(None, (flag, shlex.quote(f"{kind}~/{local_path.name}"))))
         raise UsageError(
             f"{path} exists on this machine but not on the cluster",
-            code="file-only-here",
+            code="not-found",
+            about="file-on-cluster",
             where=flag or "a file to predict",
             why="jobs read files on the cluster",
             fix=f"run `clusterctl put {shlex.quote(path)}`, then use {arguments}",
@@ -240,7 +241,8 @@ def reject_other_paths(
     different = ", ".join(f"{path} on {host}" for host, path in others.items())
     raise TransferError(
         f"the home of {user} has different paths on the hosts",
-        code="home-differs",
+        code="host-unfit",
+        about="home",
         why=f"a job's folder needs the same path on all hosts, but it is {folder} on "
         f"{session.transport.host}, and {different}",
         fix=f"give {user} the same home on all hosts (`usermod --move-home --home HOME {user}`), or "
@@ -419,7 +421,7 @@ class Submitter:
             try:
                 return self._stage(name, source, files, nodes)
             except (TransferError, UsageError) as exc:
-                if source is None or exc.code not in {"files-changed", "files-unreadable"}:
+                if source is None or exc.about not in {"changed", "remote"}:
                     raise
                 source = source.listed_again()
         return self._stage(name, source, files, nodes)
@@ -503,7 +505,7 @@ class Submitter:
         except (SchedulerError, UnreachableError) as exc:
             # After an AnswerLostError the job may have been submitted, so it is not handled here.
             self._withdraw(entry)
-            if exc.code == _REFUSED:
+            if (exc.code, exc.about) == _REFUSED:
                 raise self._all_refusals(of_job, exc) from exc
             raise
         with marking_side_effects():
@@ -529,6 +531,7 @@ class Submitter:
         return SlurmError(
             first.what,
             code=first.code,
+            about=first.about,
             where=first.where,
             why="\n".join(dict.fromkeys(whys)),
             fix="\n".join(dict.fromkeys(filter(None, fixes))),

@@ -499,7 +499,8 @@ class LogReader:
     def _not_understood(self, line: bytes) -> TransportError:
         return TransportError(
             "the log reader on the cluster gave a malformed answer",
-            code="answer-garbled",
+            code="internal",
+            about="answer",
             where=self.transport.host,
             why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
             host=self.transport.host,
@@ -575,7 +576,8 @@ def logs(
     if job_logs.gone:
         raise SchedulerError(
             f"the folder of job {job_id} and its logs no longer exist",
-            code="job-folder-gone",
+            code="not-found",
+            about="job-folder",
             where=f"{job_logs.folder} on the cluster",
             why="the job itself or a user removed the folder",
             fix="`clusterctl jobs` still shows how the job ended",
@@ -583,7 +585,8 @@ def logs(
     if job_logs.unread:
         raise SchedulerError(
             f"the logs of job {job_id} can't be read",
-            code="logs-unreadable",
+            code="file-unreadable",
+            about="logs",
             where=f"{job_logs.folder} on the cluster",
             why=job_logs.unread,
             fix="make the folder readable, or run the command again when its file system answers",
@@ -591,7 +594,8 @@ def logs(
     if chunk is None and rank not in ("", "all", "0"):
         raise UsageError(
             f"job {job_id} has no log of rank {rank}",
-            code="unknown-rank",
+            code="not-found",
+            about="rank",
             why="the job has no such rank, has not started, or is a shell script, which starts "
             "its own ranks",
             fix=f"`clusterctl logs {job_id} --label` shows the existing ranks",

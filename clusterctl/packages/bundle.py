@@ -134,7 +134,8 @@ def _contents(folder: Path) -> dict[str, list[str]]:
         if folder.is_dir() and any(folder.iterdir()):
             raise UsageError(
                 f"{folder} is not a bundle",
-                code="not-a-bundle",
+                code="file-invalid",
+                about="bundle",
                 why=f"it has other files, and no {_CONTENTS}; in a bundle, what is no longer needed "
                 "is removed",
                 fix="pass a new or an empty folder with --out",
@@ -151,7 +152,11 @@ def _check(spec: ClusterSpec, requests: Sequence[RepositoryRequest]) -> None:
     for request in requests:
         for loc, refusal in software_refusals(spec, request.distribution):
             raise UsageError(
-                refusal.what, code=refusal.code, where=dotted(loc), why=refusal.why, fix=refusal.fix
+                refusal.what,
+                about=refusal.code,
+                where=dotted(loc),
+                why=refusal.why,
+                fix=refusal.fix,
             )
         check(request)
     if (file := spec.software.python.requirements) is not None:

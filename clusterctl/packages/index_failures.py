@@ -32,7 +32,8 @@ def index_error(result: Result, traced: str, where: str) -> MachineError | None:
     text = " ".join("; ".join(dict.fromkeys(reasons)).split())
     return MachineError(
         "a package index can't be read",
-        code="index-unreadable",
+        code="unreachable",
+        about="index",
         where=where,
         why=f"uv says: {text[:_LONGEST_REASON]}",
         fix="check the network, and the index's address and password (settings of uv and pip, the "

@@ -28,7 +28,8 @@ def unknown_extra(file: Path, name: str, known: Collection[str]) -> UsageError:
     listed = ", ".join(sorted(known))
     return UsageError(
         f"{file.name} has no extra or group with the name {name}",
-        code="unknown-extra",
+        code="not-found",
+        about="extra",
         where=str(file),
         why=f"it has {listed}" if listed else "it has no extras and no groups",
         fix=f"use --requirements '{file.name}[NAME,...]' with these names",
@@ -71,7 +72,8 @@ def lines_of(
     except PylockSelectError as exc:
         raise UsageError(
             f"{file.name} has no packages for the nodes",
-            code="lock-for-others",
+            code="packages-unmet",
+            about="lock",
             where=str(file),
             why=f"{exc}; the nodes have {node}",
             fix="lock also for these nodes: see `requires-python` and the wheels of the package",
@@ -101,7 +103,8 @@ def _line_of(package: Package, chosen: object, folder: Path, project: Path) -> s
                 return ""
             raise UsageError(
                 f"{package.name} is a folder that is not sent with the job",
-                code="no-wheel",
+                code="packages-unmet",
+                about="wheel",
                 where=str(project),
                 why=f"nodes install only wheels, and {place} is outside of the project",
                 fix=f"build a wheel (`pip wheel --no-deps {place}`) and write the wheel's path in "

@@ -142,7 +142,7 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
                     "write the names without templates, because they are also read without Ansible"
                 )
                 raise ClusterctlError(
-                    message, code="package-list-unreadable", where=f"role {role}", fix=fix
+                    message, code="internal", about="package-list", where=f"role {role}", fix=fix
                 )
             yield package
 

@@ -124,7 +124,8 @@ def is_dynamic(project: Mapping[str, Any], file: Path) -> bool:
 def malformed(file: Path, why: str) -> UsageError:
     return UsageError(
         f"{file.name} can't be read as a list of packages",
-        code="packages-malformed",
+        code="file-invalid",
+        about="packages",
         where=str(file),
         why=why,
         fix="correct the file",

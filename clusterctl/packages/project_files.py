@@ -93,7 +93,7 @@ class PackageList:
         if names:
             raise UsageError(
                 f"{file.name} has no extras or groups to choose",
-                code="no-extras-here",
+                about="extra",
                 where=str(file),
                 why="pyproject.toml, uv.lock and pylock.toml may have them",
                 fix=f"use --requirements {file}",
@@ -215,7 +215,8 @@ def unsupported_packages(file: Path) -> UsageError | None:
     if file.name in OF_OTHERS:
         return UsageError(
             f"{file} is not a requirements file",
-            code="not-requirements",
+            code="file-invalid",
+            about="requirements",
             where=str(file),
             why=f"only {OF_OTHERS[file.name]} reads {file.name}",
             fix=f"write requirements.txt with `{OF_TOOLS[file.name]}`, and use --requirements "
@@ -309,7 +310,8 @@ def _reject_other_python(required: object, file: Path, node: NodePlatform) -> No
         raise malformed(file, str(exc)) from exc
     raise UsageError(
         f"{file.name} requires Python {required}",
-        code="other-python-required",
+        code="packages-unmet",
+        about="python",
         where=str(file),
         why=f"the nodes have Python {node.python}",
         fix="allow that version in the file, or use an environment on the cluster with "
@@ -343,7 +345,8 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
             raise error
         raise UsageError(
             f"uv can't use {file.name}",
-            code="uv-lock-unreadable",
+            code="file-invalid",
+            about="uv-lock",
             where=str(file),
             why=result.stderr.strip()[:1000],
             fix=f"choose extras and groups that fit together; or write the lock again with `uv "
@@ -374,7 +377,8 @@ def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
         if not any(one.get("name") == name and _is_same(one, needed.specifier) for one in known):
             raise UsageError(
                 "uv.lock is older than pyproject.toml",
-                code="uv-lock-stale",
+                code="packages-unmet",
+                about="lock-stale",
                 where=str(lock),
                 why=f"pyproject.toml requires {needed}, and did not when uv.lock was written",
                 fix="run `uv lock`",
@@ -471,7 +475,8 @@ def _dynamic(file: Path, content: Mapping[str, Any]) -> tuple[Path, ...]:
 def _computed(file: Path, what: str) -> UsageError:
     return UsageError(
         f"only a build of the package tells {what}",
-        code="dependencies-computed",
+        code="packages-unmet",
+        about="computed",
         where=str(file),
         why="`dynamic` lists dependencies",
         fix="write requirements.txt, such as with `uv pip compile pyproject.toml -o "
@@ -488,7 +493,8 @@ def _without_project(file: Path, content: Mapping[str, Any]) -> UsageError:
     )
     return UsageError(
         "pyproject.toml lists no packages in [project]",
-        code="no-project-table",
+        code="packages-unmet",
+        about="project-table",
         where=str(file),
         why="it lists them in [tool.poetry], which only Poetry reads"
         if poetry
@@ -504,7 +510,8 @@ def _of_script(file: Path, node: NodePlatform) -> PackageList:
     if content is None:
         raise UsageError(
             f"{file.name} lists no packages",
-            code="no-script-block",
+            code="packages-unmet",
+            about="script-block",
             where=str(file),
             why="it has no comment `# /// script` (PEP 723)",
             fix="pass a file that lists packages, such as requirements.txt",
@@ -513,7 +520,8 @@ def _of_script(file: Path, node: NodePlatform) -> PackageList:
     if _has_indexes(content):
         raise UsageError(
             f"{file.name} has indexes in [tool.uv], but no lock",
-            code="uv-lock-missing",
+            code="packages-unmet",
+            about="lock-missing",
             where=str(file),
             why="uv reads the indexes of a script only to lock it",
             fix=f"run `uv lock --script {file.name}`: clusterctl reads the lock",
@@ -548,7 +556,8 @@ def _name(line: str, file: Path) -> str:
 def _conda_error(file: Path) -> UsageError:
     return UsageError(
         f"{file.name} lists packages of conda",
-        code="conda-packages",
+        code="packages-unmet",
+        about="conda",
         where=str(file),
         why="only conda installs them",
         fix="create the environment on the cluster once, such as with `micromamba create -p DIR -f "

@@ -19,7 +19,7 @@ from clusterctl.util.assets import digest, file_sha256
 from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.progress import LineReporter
 
-NOT_BUILT: Final = "source-not-built"
+NOT_BUILT: Final = "source"
 _PURE: Final = "-none-any.whl"
 _PATIENCE_S: Final = 600.0
 _LONGEST_REASON: Final = 1000
@@ -86,7 +86,8 @@ def _cause(output: str) -> str:
 def not_built(name: str, why: str) -> UsageError:
     return UsageError(
         f"{name} has no wheel for the nodes, and none of pure Python can be built of its sources",
-        code=NOT_BUILT,
+        code="packages-unmet",
+        about=NOT_BUILT,
         where=name,
         why=_PASSWORD.sub("", why.strip()[-_LONGEST_REASON:]),
         fix=f"require a version of {name} with a wheel; or build it in the job, with the nodes' "

@@ -84,7 +84,9 @@ def build_environment(
 def lines_of(talk: Conversation) -> Iterator[bytes]:
     """Yield the lines that a build prints."""
     error = TransportError(
-        "the environment's build printed a line that is too long", code="line-too-long"
+        "the environment's build printed a line that is too long",
+        code="internal",
+        about="line-length",
     )
     return split_lines(iter(talk.receive, b""), error)
 
@@ -92,7 +94,8 @@ def lines_of(talk: Conversation) -> Iterator[bytes]:
 def _held(host: str, folder: str, wait_s: float) -> TransportError:
     return TransportError(
         "the Python environment can't be built on the cluster: builds are locked",
-        code="environment-locked",
+        code="in-use",
+        about="environment",
         where=host,
         why=f"{folder if folder.startswith('/') else f'~/{folder}'}/.lock is still locked after "
         f"{wait_s:g} s",
@@ -105,7 +108,8 @@ def _held(host: str, folder: str, wait_s: float) -> TransportError:
 def _not_built(transport: Transport, cause: CommandError) -> TransportError:
     return TransportError(
         "the Python environment can't be built on the cluster",
-        code="environment-failed",
+        code="packages-unmet",
+        about="installation",
         where=transport.host,
         why=cause.why,
         fix="check that the job user's home folder exists and has free space (`clusterctl ssh`)",

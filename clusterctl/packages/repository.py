@@ -92,7 +92,8 @@ class RepositoryRequest:
         if (archive := archives.get(self.release)) is None:
             raise UsageError(
                 f"bundles can't be created for {self.release}",
-                code="distribution-not-bundled",
+                code="internal",
+                about="bundle",
                 fix=f"bundles can be created for {', '.join(archives)}",
             )
         slurm = self.software.slurm
@@ -221,7 +222,9 @@ def _upstream(package: Upstream, folder: Path) -> str:
     if file_sha256(path) != package.sha256:
         message = f"the downloaded package {path.name} does not have the expected SHA-256"
         fix = "check that no proxy changes downloads, then run the command again"
-        raise MachineError(message, code="package-changed", where=package.url, fix=fix)
+        raise MachineError(
+            message, code="transfer-failed", about="package", where=package.url, fix=fix
+        )
     return str(path)
 
 
@@ -323,7 +326,14 @@ def _check_signatures(keys: Path, packages: Sequence[Path], scratch: Path) -> No
         fix = f"check where the package comes from, delete it, {_AGAIN}"
         message = "checking the signatures of packages failed"
         reason = rejected or result.reason
-        raise MachineError(message, code="package-signature", where="rpmkeys", why=reason, fix=fix)
+        raise MachineError(
+            message,
+            code="host-unfit",
+            about="package-signature",
+            where="rpmkeys",
+            why=reason,
+            fix=fix,
+        )
 
 
 def _read_user_file(path: Path) -> str:
@@ -338,7 +348,7 @@ def _read_user_file(path: Path) -> str:
 def _not_repositories(path: Path, problem: str, reason: str, fix: str) -> UsageError:
     message = "the repository list can't be used"
     cause = f"it {problem}: {reason}"
-    return UsageError(message, code="bad-repositories", where=str(path), why=cause, fix=fix)
+    return UsageError(message, about="repository-list", where=str(path), why=cause, fix=fix)
 
 
 def _run(
@@ -348,7 +358,11 @@ def _run(
     if result.rc != 0:
         message = f"{task} failed"
         raise MachineError(
-            message, code="package-tool-failed", where=argv[0], why=result.reason, fix=fix
+            message,
+            about="package-manager",
+            where=argv[0],
+            why=result.reason,
+            fix=fix,
         )
     return result.stdout
 
@@ -371,6 +385,6 @@ def _download(url: str, *, item: str) -> bytes:
         )
         message = f"{item} can't be downloaded"
         raise MachineError(
-            message, code="download-failed", where=url, why=str(exc), fix=fix
+            message, code="transfer-failed", about="download", where=url, why=str(exc), fix=fix
         ) from exc
     return answer.content

@@ -96,7 +96,8 @@ def _reject_line_of_conda(line: str, where: str) -> None:
     if (place := _BUILT_THERE.match(line)) is not None and not Path(place["path"]).exists():
         raise UsageError(
             f"{place['name']} is required from a folder that does not exist",
-            code="requirement-of-conda",
+            code="packages-unmet",
+            about="conda-line",
             where=where,
             why=f"{place['path']} is a place on the machine on which conda or pip built the "
             "package",
@@ -113,7 +114,8 @@ def decoded(raw: bytes, file: Path) -> str:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise UsageError(
             f"{file.name} can't be read as text",
-            code="packages-not-text",
+            code="file-invalid",
+            about="not-text",
             where=str(file),
             why=f"line {line} is not UTF-8: {exc.reason}",
             fix=f"save the file in UTF-8, such as with `iconv -f {encoding} -t UTF-8 "
@@ -130,7 +132,8 @@ def _read(file: Path, named_in: str) -> str:
         )
         raise UsageError(
             f"{file} is not a requirements file",
-            code="not-requirements",
+            code="file-invalid",
+            about="requirements",
             where=named_in,
             why=f"requirements files have a package per line; {file.name} is for another tool",
             fix=f"write a requirements file, such as with `{command}`",
@@ -147,7 +150,8 @@ def _read(file: Path, named_in: str) -> str:
     if len(raw) > _MAX_BYTES:
         raise UsageError(
             f"{name} is larger than {_MAX_BYTES >> 20} MiB",
-            code="file-too-large",
+            code="file-invalid",
+            about="too-large",
             where=named_in,
             fix=fix,
         )

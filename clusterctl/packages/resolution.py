@@ -178,7 +178,7 @@ class _Compiler:
                     if is_of_sources(line):
                         pure_wheel(line, self.requirements.options, self.pip.report)
             except UsageError as exc:
-                if exc.code != NOT_BUILT or exc.where in self.refused:
+                if exc.about != NOT_BUILT or exc.where in self.refused:
                     raise
                 self.refused[exc.where] = exc
                 continue
@@ -248,7 +248,7 @@ class _Compiler:
         hashed = "; in a list with hashes, nothing is built of sources" if self.hashes else ""
         return UsageError(
             "the requirements can't be met",
-            code="requirements-unmet",
+            code="packages-unmet",
             where=requirements.where,
             why=f"uv says: {output.removeprefix('error: ').strip()[:_LONGEST_REASON]}{hashed}",
             fix="require versions that fit together and have wheels for "
@@ -318,7 +318,7 @@ def _without_hash(
     ]
     return UsageError(
         "the requirements can't be met",
-        code="requirements-unmet",
+        code="packages-unmet",
         where=", ".join(bare) or requirements.where,
         why=f"no wheel of {package['name']} {package['version']} has a hash that the lists have"
         + ("; if one list has hashes, all need them" if bare else ""),

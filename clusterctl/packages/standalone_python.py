@@ -67,7 +67,8 @@ def fetch_standalone_python(report: LineReporter) -> StandalonePython:
         if result.rc != 0:
             raise MachineError(
                 "the cluster needs a Python of its own, which can't be downloaded",
-                code="python-not-downloaded",
+                code="transfer-failed",
+                about="python-download",
                 why=result.stderr.strip()[-1000:],
                 fix="allow this machine to reach github.com, or set UV_PYTHON_INSTALL_MIRROR to a "
                 "mirror of python-build-standalone; or pass a module of the site that has a Python "

@@ -52,7 +52,8 @@ class PipSettings:
         if result.rc != 0:
             raise UsageError(
                 "the settings of pip can't be read",
-                code="pip-settings-unreadable",
+                code="tool-failed",
+                about="pip",
                 why=f"pip says: {(result.stderr or result.stdout).strip()[-_LONGEST_REASON:]}",
                 fix="correct the file or the variable that it names; `python -m pip config debug` "
                 "lists them",

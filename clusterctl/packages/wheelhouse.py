@@ -154,7 +154,7 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
         cause = write_error_reason(exc, folder)
         fix = "make the folder writable, or set XDG_CACHE_HOME to a writable folder"
         raise MachineError(
-            message, code="cache-unwritable", where=str(folder), why=cause, fix=fix
+            message, code="file-unwritable", about="cache", where=str(folder), why=cause, fix=fix
         ) from exc
 
 
@@ -208,7 +208,8 @@ def not_downloaded(where: str, output: str) -> MachineError:
     """Return the error that pip could not download wheels. where: the list of packages."""
     return MachineError(
         "wheels can't be downloaded",
-        code="wheels-not-downloaded",
+        code="transfer-failed",
+        about="wheels",
         where=where,
         why=f"pip says: {output.strip()[-_LONGEST_REASON:]}",
         fix="check that the package index can be reached (pip's settings apply), then run the "
@@ -247,7 +248,8 @@ def fetch_locked(text: str, base: Path, pip: Pip) -> WheelLock | None:
             if result.rc != 0:
                 raise UsageError(
                     "wheels that an earlier run used can't be downloaded",
-                    code="wheels-gone",
+                    code="packages-unmet",
+                    about="wheels-gone",
                     why=result.stdout.strip()[-_LONGEST_REASON:],
                     fix="check that the package index can be reached (pip's settings apply); wheels "
                     "that were built of sources are built again by a submission with --requirements",

@@ -176,7 +176,8 @@ def not_attached(provider: str) -> UsageError:
     """Return the error for `attach` and `detach` if the provider creates its clusters itself."""
     return UsageError(
         f"the cluster's provider is {provider}, so there is nothing to attach or detach",
-        code="not-attached",
+        code="unsupported",
+        about="attach",
         where="provider.type",
         fix="`clusterctl attach LOGIN` uses a cluster of other people, `clusterctl up` creates one; "
         "`clusterctl down` removes a cluster that `up` created",

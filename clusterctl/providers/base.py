@@ -499,7 +499,8 @@ class Provider(ABC):
     def _reject_single_hosts(self) -> NoReturn:
         raise UsageError(
             f"nodes of a {self._settings.type} cluster can only be changed in its spec",
-            code="not-own-machines",
+            code="unsupported",
+            about="nodes",
             where="provider.type",
             fix="change `nodes` of its partitions and run `clusterctl up`",
         )
@@ -614,7 +615,10 @@ def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
     keys.
     """
     raise ProvisionError.of_hosts(
-        "unknown host keys: {hosts}", [key.failure for key in offered], code="host-keys-unknown"
+        "unknown host keys: {hosts}",
+        [key.failure for key in offered],
+        code="host-key",
+        about="unknown",
     )
 
 
@@ -669,7 +673,9 @@ class PendingRelease:
     def failure(self) -> Failure:
         command = f"`clusterctl down --forget {self.host.name}`"
         fix = f"make the machine reachable; or, if it is gone for good: {command}"
-        return Failure("pending-release", str(self), self.host.name, "destroy", fix)
+        return Failure(
+            "leftovers", str(self), self.host.name, "destroy", fix, about="pending-release"
+        )
 
     def __str__(self) -> str:
         return f"{self.title} is not released yet: {self.why}"

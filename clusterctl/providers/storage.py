@@ -58,7 +58,8 @@ class KeptStorage:
         if others := sorted({name for name, cluster_id in self.users if cluster_id != by}):
             raise UsageError(
                 f"storage {self.name!r} is in use",
-                code="storage-in-use",
+                code="in-use",
+                about="storage",
                 where="storage.name",
                 why=f"{self.what} is used by {', '.join(others)}",
                 fix="take that cluster down first (`clusterctl down`; without its workspace: "
@@ -78,7 +79,8 @@ def storage_of(spec: ClusterBase, storages: Sequence[KeptStorage]) -> KeptStorag
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} storages are called {spec.storage.name!r}",
-            code="storage-name-ambiguous",
+            code="ambiguous",
+            about="storage",
             where="storage.name",
             why="; ".join(map(str, found)),
             fix="choose another name, or remove a storage at the provider",
@@ -87,7 +89,7 @@ def storage_of(spec: ClusterBase, storages: Sequence[KeptStorage]) -> KeptStorag
     if storage and (conflicts := "; ".join(_others_files(spec, storage))):
         raise UsageError(
             f"the users of the spec differ from those of storage {storage.name!r}",
-            code="storage-users-differ",
+            about="storage-users",
             where="users",
             why=conflicts,
             fix="give each account its former uid, or choose another storage",
@@ -112,7 +114,8 @@ def other_storage(cluster: str, name: str | None) -> UsageError:
     difference = f"with `storage.name: {name}`" if name else "without `storage.name`"
     return UsageError(
         f"cluster {cluster!r} is already up {difference}",
-        code="up-with-other-provider",
+        code="exists",
+        about="cluster",
         where="storage.name",
         fix="take the cluster down first, or give the new cluster another name",
     )

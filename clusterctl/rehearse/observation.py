@@ -177,5 +177,5 @@ def results_of(transport: Transport, folder: str) -> dict[str, Any]:
 
 def _unusable(reason: str) -> SchedulerError:
     return SchedulerError(
-        "the job's folder could not be observed", code="observation-failed", why=reason
+        "the job's folder could not be observed", code="internal", about="observation", why=reason
     )

@@ -140,7 +140,7 @@ def job_to_rehearse(target: str, options: Mapping[str, object]) -> JobSpec:
     if len(jobs) > 1 or jobs[0].array:
         raise UsageError(
             f"{target} has several jobs or tasks",
-            code="rehearsal-of-one-job",
+            about="rehearsal",
             why="a rehearsal runs a single job several times",
             fix="name the script of a single job",
         )
@@ -201,7 +201,8 @@ class Rehearser:
             if not observed.state:
                 raise UsageError(
                     f"{name} has not ended within {formatting.duration(int(self.limit_s))}",
-                    code="rehearsal-too-long",
+                    code="wait-timeout",
+                    about="rehearsal",
                     fix="rehearse a training with fewer steps, or use a longer --timeout",
                 )
             raise_unless_completed(self.session, [self._info(observed)])
@@ -365,7 +366,8 @@ def reject_other_clusters(session: Session) -> None:
     if not session.spec.provider.shares_kernel:
         raise UsageError(
             "a rehearsal needs a local cluster",
-            code="rehearsal-not-local",
+            code="unsupported",
+            about="rehearsal",
             why="it kills processes and nodes",
             fix="use a spec with `provider: {type: local}`; `clusterctl init` writes such a spec",
         )

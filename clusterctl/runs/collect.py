@@ -141,7 +141,7 @@ def selection_of(**options: Unpack[SelectionKeywords]) -> Selection:
     if checkpoints not in {None, *CHECKPOINTS}:
         raise UsageError(
             f"--checkpoints: {checkpoints!r} is not a valid value",
-            code="unknown-value",
+            about="value-unknown",
             fix=f"use {', '.join(CHECKPOINTS[:-1])} or {CHECKPOINTS[-1]}",
         )
     return Selection(
@@ -157,7 +157,10 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
     except ValueError as exc:
         message = f"{flag}: {size!r} is not a valid size"
         raise UsageError(
-            message, code="bad-value", why=str(exc), fix=f"for example, {flag} 4GiB"
+            message,
+            about="value",
+            why=str(exc),
+            fix=f"for example, {flag} 4GiB",
         ) from exc
 
 
@@ -272,7 +275,7 @@ def _entries_to_collect(
 def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
     (first, *more) = failed.values()
     folders = {
-        os.path.dirname(exc.where) for exc in failed.values() if exc.code == "run-unwritable"
+        os.path.dirname(exc.where) for exc in failed.values() if exc.code == "file-unwritable"
     }
     is_unusable = len(folders) == 1 and not all(
         # Unlike Path.is_dir, this never raises.
@@ -281,10 +284,11 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
     )
     if isinstance(first, CollectError) and not more and not collected_count:
         error = first
-    elif is_unusable and {exc.code for exc in failed.values()} == {"run-unwritable"}:
+    elif is_unusable and {exc.code for exc in failed.values()} == {"file-unwritable"}:
         error = CollectError(
             f"{counted(len(failed), 'run')} can't be written to this machine's disk",
-            code="run-unwritable",
+            code="file-unwritable",
+            about="run",
             where=folders.pop(),
             why=first.why,
             fix=first.fix,
@@ -293,11 +297,12 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
         lines = {job_id: f"job {job_id}: {exc.cause}" for job_id, exc in failed.items()}
         error = CollectError(
             f"{len(failed)} of {len(failed) + collected_count} runs could not be collected",
-            code="runs-not-collected",
+            code="would-lose",
+            about="runs",
             why="; ".join(lines.values()),
             fix="run `clusterctl collect` again; files that have arrived are kept",
             failures=tuple(
-                Failure(exc.code, lines[job_id], fix=exc.fix, retryable=True)
+                Failure(exc.code, lines[job_id], fix=exc.fix, retryable=True, about=exc.about)
                 for job_id, exc in failed.items()
             ),
         )
@@ -476,7 +481,7 @@ class _Collection:
             try:
                 return self._collect_run(entry)
             except CollectError as exc:
-                if exc.code != BEING_COLLECTED or time.monotonic() > deadline:
+                if exc.about != BEING_COLLECTED or time.monotonic() > deadline:
                     raise
             self.progress("waiting for another clusterctl that collects it", 0, 0)
             time.sleep(_PAUSE_S)
@@ -578,7 +583,8 @@ class _Collection:
             raise CollectError(
                 f"{counted(len(lost), 'file')} of a collected run, missing or damaged here, can't be "
                 "fetched again",
-                code="run-damaged",
+                code="not-found",
+                about="run-original",
                 where=str(final),
                 why=first_few([shown_path(name) for name in lost]),
                 fix=f"`clusterctl collect {run.full_id} --all` also fetches files that are "
@@ -638,7 +644,7 @@ class _Collection:
         if entry.remote_dir is None:
             reason = "the submission's record on this machine does not name the folder"
             message = f"the folder of job {job_id} on the cluster is unknown"
-            raise CollectError(message, code="job-folder-unknown", why=reason)
+            raise CollectError(message, code="not-found", about="job-folder-path", why=reason)
         outputs = _outputs(self.session.ledger.kept(entry.token))
         options = (job_id, still_changing, self.selection, outputs, home, self.progress)
         source = RunSource(entry.remote_dir, *options, files=entry.files or "")
@@ -650,7 +656,8 @@ class _Collection:
         except (NoAnswerError, CommandError) as exc:
             raise CollectError(
                 f"the files of job {job_id} can't be read",
-                code="job-files-unreadable",
+                code="file-unreadable",
+                about="job-files",
                 where=f"{entry.remote_dir} on the cluster",
                 why=exc.cause,
                 fix="check the folder with `clusterctl ssh`, then collect again; arrived files "
@@ -664,7 +671,8 @@ class _Collection:
         except OSError as exc:
             raise CollectError(
                 f"the files of job {job_id} can't be written to this machine's disk",
-                code="run-unwritable",
+                code="file-unwritable",
+                about="run",
                 where=str(final),
                 why=write_error_reason(exc, final),
                 fix=f"{write_error_fix(exc, final)}, or pass another folder with --out",

@@ -224,7 +224,8 @@ def _read(path: Path) -> Any:
     except (OSError, ValueError) as exc:
         raise CollectError(
             f"{path.name} in a run's folder can't be read",
-            code="run-file-unreadable",
+            code="file-unreadable",
+            about="run",
             where=str(path),
             why=str(exc).partition("\n")[0],
             fix="run `sha256sum -c SHA256SUMS` in the run's folder; if files are damaged, "

@@ -292,7 +292,12 @@ def fetch_tree(sender: RemoteSender, source: RunSource, tree: Path) -> RunManife
         except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
             raise CollectError(
-                exc.what, code=exc.code, where=where, why=exc.why, fix=exc.fix
+                exc.what,
+                code=exc.code,
+                about=exc.about,
+                where=where,
+                why=exc.why,
+                fix=exc.fix,
             ) from exc
         hashed |= {_key(entry): arrived[entry.index] for entry in missing if entry.index in arrived}
         files = [
@@ -327,7 +332,7 @@ def _restless(files: Sequence[IncomingEntry], folder: str) -> CollectError:
     return CollectError(
         f"{counted(len(files), 'file')} kept changing while being copied, such as "
         f"{shown_path(files[0].path)}",
-        code="files-keep-changing",
+        about="changing",
         where=f"{folder} on the cluster",
         why="a process still writes to the job's folder although the job has ended",
         fix="end that process (`clusterctl ssh`), then collect again; files that have arrived "

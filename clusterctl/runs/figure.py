@@ -86,7 +86,7 @@ class MetricFigure:
         else:
             return figure
         what = f"a figure of {metric} can't be drawn"
-        raise UsageError(what, code="figure-without-lines", why=why, fix=fix)
+        raise UsageError(what, code="not-found", about="figure-lines", why=why, fix=fix)
 
     def notes(self) -> list[Notice]:
         """Return what the lines mean, which runs are in none, and what was not read."""
@@ -186,7 +186,8 @@ def _need_matplotlib() -> None:
     except ImportError as exc:
         raise MachineError(
             "figures need Matplotlib, which is not installed here",
-            code="matplotlib-missing",
+            code="tool-missing",
+            about="matplotlib",
             why=str(exc),
             fix="pip install 'clusterctl[figure]'; a figure's points need no package: "
             "--out FILE.csv",

@@ -299,7 +299,7 @@ def ranked(
     if not tasks:
         raise UsageError(
             f"{run.shown} is not a job array",
-            code="not-a-sweep",
+            about="sweep",
             fix="choose a job array from the output of `clusterctl runs`",
         )
     names = [*metric_names(tasks)]
@@ -310,7 +310,8 @@ def ranked(
     if metric is None:
         raise UsageError(
             f"no task of {run.shown} has a metric",
-            code="sweep-without-metric",
+            code="not-found",
+            about="metric",
             why="metrics are read from the metrics.jsonl of each task",
             fix=f"`clusterctl runs show {run.run.full_id}` shows how each task ended",
         )
@@ -321,7 +322,7 @@ def ranked(
     if goal is None and is_metric:
         raise UsageError(
             f"it is not known whether lower or higher values of {metric!r} are better",
-            code="goal-unknown",
+            about="goal",
             fix="add `--goal min` or `--goal max`: `clusterctl runs list --sweep "
             f"{run.run.full_id} --sort {shlex.quote(metric)} --goal min`",
         )
@@ -448,7 +449,8 @@ def reject_unknown_keys(
             shown = first_few([row.shown for row in partial], _MOST_SHOWN)
             raise UsageError(
                 f"no run has a value for {key!r}",
-                code="unknown-run-key",
+                code="not-found",
+                about="run-key",
                 why=f"not all was read: {partial[0].shown}: "
                 f"{'; '.join(partial[0].record.left_out)}",
                 fix=f"if it is a metric, read it from the files of {shown}",
@@ -458,7 +460,10 @@ def reject_unknown_keys(
         if as_metrics:
             fix = f"use {known}" if known else "name runs that have metrics"
         raise UsageError(
-            f"no run has a value for {key!r}", code="unknown-run-key", fix=suggestion or fix
+            f"no run has a value for {key!r}",
+            code="not-found",
+            about="run-key",
+            fix=suggestion or fix,
         )
 
 
@@ -498,7 +503,8 @@ def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
         if any(entry.name == name for jobs in ledgers() for entry in jobs.entries()):
             raise UsageError(
                 f"no run of {name} is on this machine",
-                code="run-not-collected",
+                code="not-found",
+                about="collected-run",
                 fix="`clusterctl collect` copies the runs of the jobs that have ended",
             )
     return [named_run(name, ledger)]
@@ -519,7 +525,8 @@ def _task_of(run: RunRecord, number: str) -> Row:
     whole = run.directory.name
     raise UsageError(
         f"job {run.job_id} has no task {number}",
-        code="unknown-task",
+        code="not-found",
+        about="task",
         where=str(run.directory),
         why="" if tasks else "the job is not an array",
         fix=f"`clusterctl runs show {whole}` lists the tasks" if tasks else f"use {whole}",

@@ -24,7 +24,7 @@ from clusterctl.util.assets import file_sha256
 from clusterctl.util.confine import reject_written
 
 ACCOUNTING = "sacct.json"
-BEING_COLLECTED = "run-being-collected"
+BEING_COLLECTED = "run"
 _SUM = re.compile(rb"(\\?)([0-9a-f]{64})  (.+)")
 _EMPTY = hashlib.sha256().hexdigest()
 
@@ -60,7 +60,8 @@ def working_folder(final: Path) -> Iterator[Path]:
     work.mkdir(parents=True, exist_ok=True)
     being_collected = CollectError(
         f"{final.name} is being collected by another clusterctl",
-        code=BEING_COLLECTED,
+        code="in-use",
+        about=BEING_COLLECTED,
         fix="wait until that clusterctl has finished, then collect again",
     )
     with open(work / "lock", "w", opener=open_private) as lock:

@@ -138,8 +138,12 @@ class OnlyCopies:
         """Return the error of a command that refuses (``refusal``) to delete this data, with a list
         of it.
         """
-        failures = [Failure(OnlyCopyError.code, line, phase="look") for line in self.lines]
-        failures[:1] = [Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix)]
+        failures = [
+            Failure(OnlyCopyError.code, line, phase="look", about="files") for line in self.lines
+        ]
+        failures[:1] = [
+            Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix, about="files")
+        ]
         return OnlyCopyError(
             refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures)
         )
@@ -391,7 +395,8 @@ def bring_all(
     if only_copies:
         raise CollectError(
             "some files that exist only on the cluster could not be collected",
-            code="only-copies-not-collected",
+            code="would-lose",
+            about="not-collected",
             why="\n".join(only_copies.lines[:_MOST_SHOWN]),
             fix=f"{_obeyed_fix(search.refused)}end the processes that write these files, then "
             f"collect again; if a host does not answer, {search.site.advice.repair}; files that "
@@ -427,7 +432,7 @@ def _why_left(entry: JobEntry) -> str:
 
 def _not_understood(host: str) -> TransportError:
     message = f"{host} sent a malformed list of files"
-    return TransportError(message, code="answer-garbled", where=host, host=host)
+    return TransportError(message, code="internal", about="answer", where=host, host=host)
 
 
 def _copies(workspace: Workspace) -> Iterator[LocalCopies]:

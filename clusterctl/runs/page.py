@@ -363,7 +363,8 @@ def write_report(report: Report, path: Path) -> None:
     if os.path.lexists(path) and not is_own_report(path):
         raise UsageError(
             f"{path} exists and is not a report of clusterctl",
-            code="not-a-report",
+            code="exists",
+            about="report",
             fix="choose another file with --out FILE",
         )
     # The umask can only be read by setting it.

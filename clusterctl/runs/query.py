@@ -135,7 +135,7 @@ def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
         ):
             raise UsageError(
                 f"only tasks of job arrays have a value for {key!r}",
-                code="key-of-tasks-only",
+                about="key-of-tasks",
                 fix="add --tasks, or select an array with --sweep RUN",
             )
 
@@ -152,7 +152,7 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
         if match is None:
             raise UsageError(
                 f"{text!r} is not a valid condition",
-                code="not-a-condition",
+                about="condition",
                 fix="write a condition such as lr=0.1, loss<2, name~bert or state!=FAILED",
             )
         key, operator, expected = match.groups()
@@ -189,7 +189,7 @@ def _condition(
     if expected is None and values and all(_is_number(value) or value is None for value in values):
         raise UsageError(
             f"the values of {key} are numbers, and {text!r} is not a number",
-            code="not-a-number",
+            about="number",
             fix=f"compare with a number, such as {key}{operator}1",
         )
     if key == "tags" and operator in {"=", "=="}:
@@ -236,7 +236,7 @@ def parse_since(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     raise UsageError(
         f"--since: {text!r} is not a time",
-        code="not-a-time",
+        about="time",
         fix="use 7d, 12h, or a date such as 2026-01-31",
     )
 
@@ -320,7 +320,8 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
     except ImportError as exc:
         raise MachineError(
             "data frames need Polars, which is not installed here",
-            code="polars-missing",
+            code="tool-missing",
+            about="polars",
             why=str(exc),
             fix="pip install 'clusterctl[frame]'",
         ) from exc

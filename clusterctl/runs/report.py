@@ -120,7 +120,8 @@ def report_path(row: Row) -> Path:
     if os.path.lexists(path) and name in collected_files(row.run.directory):
         raise UsageError(
             f"the run's folder already has a {REPORT_FILE} that the job wrote",
-            code="file-of-the-job",
+            code="exists",
+            about="job-file",
             where=str(path),
             fix="choose another file with --out FILE",
         )
@@ -404,7 +405,7 @@ def _rank(run: Row, tasks: Sequence[Row]) -> tuple[TaskRanking | None, list[str]
     try:
         return ranked(run), []
     except UsageError as exc:
-        how = f": {exc.fix}" if exc.code == "goal-unknown" else ""
+        how = f": {exc.fix}" if exc.about == "goal" else ""
         missing = [f"the sweep's own ranking: {exc.what}{how}"]
     try:
         return ranked(run, key_of(metric, tasks)), missing

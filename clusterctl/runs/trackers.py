@@ -78,7 +78,8 @@ class Tracker(ABC):
         if shutil.which(self.name) is None:
             raise MachineError(
                 f"{self.name} is not installed here, so nothing can be sent with it",
-                code="tracker-missing",
+                code="tool-missing",
+                about="tracker",
                 fix=f"pip install {self.name}, then log in with it as its documentation says",
             )
 
@@ -138,7 +139,7 @@ class MLflow(Tracker):
         if not os.environ.get(_SERVER):
             raise UsageError(
                 "no tracking server of MLflow is set, so nothing can be sent to it",
-                code="tracker-server",
+                about="tracker-server",
                 why=f"the variable {_SERVER} is not set here",
                 fix=f"export {_SERVER}=https://SERVER",
             )
@@ -244,7 +245,7 @@ def chosen_trackers(names: Sequence[str]) -> tuple[Tracker, ...]:
         if name not in TRACKERS:
             raise UsageError(
                 f"--sync: {name!r} is not a tool that clusterctl knows",
-                code="unknown-value",
+                about="value-unknown",
                 fix=f"use {', '.join([*TRACKERS][:-1])} or {[*TRACKERS][-1]}",
             )
     trackers = tuple(TRACKERS[name] for name in dict.fromkeys(names))
@@ -312,7 +313,7 @@ def sync_error(synced: Sequence[SyncResult]) -> CollectError | None:
         return None
     return CollectError(
         f"{len(failures)} of {len(synced)} recordings could not be sent",
-        code="not-synced",
+        about="tracker",
         why="; ".join(failure.cause for failure in failures),
         fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
         failures=tuple(failures),
@@ -325,10 +326,11 @@ def _failure(synced: SyncResult) -> Failure:
         command = f"clusterctl collect {synced.job_id} --all --sync {synced.tool}"
         fix = f"`{command}` also copies the files that stayed on the cluster"
     return Failure(
-        "not-synced",
+        "transfer-failed",
         f"job {synced.job_id}: {synced.path}: {synced.tool}: {synced.reason}",
         fix=fix,
         retryable=synced.state == FAILED,
+        about="tracker",
     )
 
 

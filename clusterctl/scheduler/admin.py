@@ -121,7 +121,7 @@ class SlurmNodes(SlurmClient, Nodes):
         if result.rc != 0:
             raise SlurmError(
                 "slurmctld did not accept its new configuration",
-                code="slurm-not-reconfigured",
+                about="configuration",
                 why="; ".join(result.stderr.strip().splitlines()),
                 fix="if the error is about a setting of `slurm` in the spec, correct it; "
                 "then run `clusterctl up` again",

@@ -465,13 +465,15 @@ def unmanaged_job_error(job: JobInfo, user: str) -> SchedulerError:
     if job.user != user:
         return SchedulerError(
             f"job {job.id} belongs to user {job.user}",
-            code="job-of-another-user",
+            code="not-yours",
+            about="user",
             why=f"user {user} can neither read its files nor start programs in it",
             fix=f"ask {job.user}; `clusterctl jobs {job.id}` shows its state",
         )
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
-        code="not-our-job",
+        code="not-yours",
+        about="job",
         why="clusterctl knows the files only of jobs that it submitted",
         fix=f"look for the job's files in its working directory, {job.work_dir}, with "
         "`clusterctl ssh`",
@@ -489,7 +491,8 @@ def unknown_or_task(asked: str, jobs: Sequence[JobInfo], unknown: SchedulerError
         return unknown
     return SchedulerError(
         f"{asked} is Slurm's own number of task {task.id}",
-        code="number-of-task",
+        code="option-invalid",
+        about="task-number",
         fix=f"use {task.id}",
     )
 
@@ -507,7 +510,11 @@ def refusing_wrong_ids(argument: str) -> Iterator[None]:
         raise
     except SchedulerError as exc:
         raise UsageError(
-            f"{argument}: {exc.what}", code=exc.code, why=exc.why, fix=exc.fix
+            f"{argument}: {exc.what}",
+            code=exc.code,
+            about=exc.about,
+            why=exc.why,
+            fix=exc.fix,
         ) from exc
 
 
@@ -605,7 +612,7 @@ class Jobs(Protocol):
         if not self.id_pattern.fullmatch(text):
             raise UsageError(
                 f"{text!r} is not a job id",
-                code="not-a-job-id",
+                about="job-id",
                 fix=f"use an id such as {self.id_example}; `clusterctl jobs` lists them",
             )
 
@@ -614,7 +621,9 @@ class Jobs(Protocol):
         message = (
             f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
         )
-        return SchedulerError(message, code="unknown-job", fix="`clusterctl jobs` lists the jobs")
+        return SchedulerError(
+            message, code="not-found", about="job", fix="`clusterctl jobs` lists the jobs"
+        )
 
     def reject_if_busy(self) -> None:
         """Raise SchedulerError if a job could neither start now nor wait in a queue."""

@@ -178,7 +178,8 @@ def _comments_of_shell(lines: Sequence[str]) -> Iterator[int]:
 def _heterogeneous(place: str) -> UsageError:
     return UsageError(
         "clusterctl can't submit a heterogeneous job",
-        code="heterogeneous-job",
+        code="unsupported",
+        about="heterogeneous",
         where=place,
         fix="submit the script with `sbatch` on the cluster (`clusterctl ssh`)",
     )
@@ -187,7 +188,7 @@ def _heterogeneous(place: str) -> UsageError:
 def _unreadable(place: str, line: str, why: str) -> UsageError:
     return UsageError(
         f"the line can't be read: {why}",
-        code="directive-refused",
+        about="directive",
         where=place,
         why=line,
         fix="correct the line",

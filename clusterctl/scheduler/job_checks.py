@@ -59,7 +59,8 @@ def _check_nodes(request: Request, partitions: Sequence[PartitionFacts]) -> Iter
     if wanted.isdecimal() and int(wanted) > count:
         error = UsageError(
             f"the job asks for {wanted} nodes",
-            code="too-many-nodes",
+            code="job-unfit",
+            about="nodes",
             why=f"partition {largest.name} has {count}",
             fix=f"use --nodes {count} or fewer, or another partition",
         )
@@ -79,7 +80,8 @@ def _check_time(
     if -(-wanted_s // unit_s) > -(-longest_s // unit_s):
         error = UsageError(
             f"the job asks for a time limit of {formatting.duration(wanted_s)}",
-            code="time-above-limit",
+            code="job-unfit",
+            about="time",
             why=f"the time limit (max_time) of partition {longest.name} is "
             f"{formatting.duration(longest_s)}",
             fix="use a shorter --time, or another partition",
@@ -111,7 +113,8 @@ def _check_share(
             continue
         error = UsageError(
             f"the job asks for {wanted} {what} of each node",
-            code="node-too-small",
+            code="job-unfit",
+            about="node-size",
             why=f"no node of {', '.join(partition.name for partition in partitions)} has more than "
             f"{max(numbers)}",
             fix="ask for less of a node, or use another partition",
@@ -126,7 +129,7 @@ def check_directives(site: Site, request: Request) -> Iterator[UsageError]:  # n
     for directive in request.own:
         if contradiction := _contradiction(request, directive):
             problem, fix = contradiction
-            yield UsageError(f"{directive.place} {problem}", code="directive-refused", fix=fix)
+            yield UsageError(f"{directive.place} {problem}", about="directive", fix=fix)
 
 
 def _contradiction(request: Request, directive: Directive) -> tuple[str, str] | None:
@@ -196,7 +199,8 @@ def check_pmix(site: Site, request: Request) -> Iterator[UsageError]:
     if script is not None and script.uses_pmix and not site.inventory.pmix:
         yield UsageError(
             f"the script {script.name} starts ranks with PMIx",
-            code="no-pmix",
+            code="job-unfit",
+            about="pmix",
             where=str(request.job.script),
             why="the PMIx plugin of Slurm is not installed on this cluster, so the job step "
             "would fail",
@@ -216,7 +220,8 @@ def check_build(site: Site, request: Request) -> Iterator[UsageError]:
     if job.nodes > 1:
         error = UsageError(
             "--build needs a folder that all nodes share",
-            code="build-not-shared",
+            code="unsupported",
+            about="build",
             why="the program is built on the job's first node",
             fix="use --nodes 1, or give the hosts a shared folder (provider.shared)",
         )
@@ -239,7 +244,7 @@ def check_excluded_files(site: Site, request: Request) -> Iterator[UsageError]:
             if not nodes.isdisjoint(expand_nodes(pattern)):
                 yield UsageError(
                     f"--exclude leaves out files, but {pattern} names a node",
-                    code="exclude-names-node",
+                    about="exclude",
                     fix=f"use --slurm --exclude={pattern} for the node, or --exclude /{pattern} "
                     "for a file",
                 )
@@ -253,7 +258,7 @@ def check_launcher(site: Site, request: Request) -> Iterator[UsageError]:
     if job.launcher is Launcher.TORCHRUN and (script is None or is_shell):
         yield UsageError(
             "torchrun can start only Python programs",
-            code="torchrun-needs-python",
+            about="torchrun",
             why="a shell script starts its ranks itself"
             if is_shell
             else "the bundled jobs are MPI programs",
@@ -281,7 +286,10 @@ def check_launcher(site: Site, request: Request) -> Iterator[UsageError]:
         fix = "use a larger --nodes or --tasks-per-node"
     if problem:
         yield UsageError(
-            f"--set ranks={job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix
+            f"--set ranks={job.ranks} is not possible",
+            about="ranks",
+            why=problem,
+            fix=fix,
         )
 
 
@@ -301,7 +309,8 @@ def check_array(site: Site, request: Request) -> Iterator[UsageError]:
             f"the array {indices} has an index above {inventory.max_array - 1}"
             if inventory.max_array
             else "the cluster's Slurm takes no arrays",
-            code="array-too-large",
+            code="job-unfit",
+            about="array-index",
             why=f"MaxArraySize of the cluster's Slurm is {inventory.max_array}",
             fix=f"{_PACK}, or submit several arrays" if inventory.max_array > 1 else _PACK,
         )
@@ -312,7 +321,8 @@ def check_array(site: Site, request: Request) -> Iterator[UsageError]:
     if most is not None and count > most and _has_default_limits(inventory, request):
         error = UsageError(
             f"the array {indices} has {count} tasks",
-            code="too-many-tasks",
+            code="job-unfit",
+            about="tasks",
             why=f"your account may have {most} jobs in Slurm's queue (MaxSubmitJobs)",
             fix=f"{_PACK}; or submit arrays or sweeps of at most {most} tasks, or use another "
             "--account or --qos",
@@ -341,14 +351,15 @@ def check_pack(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: A
     if count_at_most(array) > MAX_TASKS:
         yield UsageError(
             f"the array {array} has more than {MAX_TASKS:,} tasks",
-            code="too-many-packed-tasks",
+            code="job-unfit",
+            about="packed-tasks",
             why="a job can't pack more tasks",
             fix=f"submit several jobs of at most {MAX_TASKS:,} tasks",
         )
     elif not tasks_of(array):
         yield UsageError(
             "--pack needs the tasks of an array or a sweep",
-            code="pack-without-tasks",
+            about="pack",
             fix="add --array or --sweep, or leave out --pack",
         )
     for name in ("ranks", "launcher"):
@@ -388,7 +399,7 @@ def check_chain(site: Site, request: Request) -> Iterator[UsageError]:
     if limit_s is None and partition is not None and not has_time:
         yield UsageError(
             "--set chain= needs a time limit",
-            code="chain-without-limit",
+            about="chain-limit",
             why="the job is requeued each time that it reaches its time limit",
             fix="add the time limit of an attempt, such as --time 4h",
         )
@@ -396,7 +407,7 @@ def check_chain(site: Site, request: Request) -> Iterator[UsageError]:
         yield UsageError(
             f"--set chain={formatting.duration(job.chain)} is shorter than the job's time limit of "
             f"{formatting.duration(limit_s)}",
-            code="chain-too-short",
+            about="chain",
             why="--set chain= is the total time of all attempts of the job",
             fix="use a longer --set chain=, or only --time",
         )

@@ -49,7 +49,7 @@ def send_secrets(job: JobOptions, remote_dir: str, hosts: Sequence[Transport]) -
         except CommandError as exc:
             raise TransferError(
                 "the values of --secret can't be written on the cluster",
-                code="secrets-not-written",
+                about="secrets",
                 where=to.host,
                 why=exc.cause,
                 fix="use a folder of your own for clusterctl, in a file system that has users' "

@@ -385,7 +385,11 @@ def _by_job_py(case: _Case) -> Iterator[Cause]:
     for row in _STATED:
         if match := compiled(row.pattern).search(case.log):
             groups = {name: short(text) for name, text in match.groupdict("").items()}
-            yield Cause(code=row.code, what=row.what.format(**groups), fix=row.fix.format(**groups))
+            yield Cause(
+                code=row.code,
+                what=row.what.format(**groups),
+                fix=row.fix.format(**groups),
+            )
     if match := compiled(_PACKED).search(case.log):
         job_id = case.facts.job.id
         yield Cause(

@@ -116,7 +116,8 @@ class MpirunClient(Nodes):
         if "failed" in answer:
             raise SchedulerError(
                 f"{first_node} could not start the job",
-                code="job-not-started",
+                code="tool-failed",
+                about="mpirun",
                 where="systemd-run",
                 why=str(answer["failed"]),
             )
@@ -128,13 +129,19 @@ class MpirunClient(Nodes):
             nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False)
         )
         failures = tuple(
-            Failure("unhealthy", "; ".join(result.stdout.splitlines()), node, fix=_REPAIR)
+            Failure(
+                "host-unfit",
+                "; ".join(result.stdout.splitlines()),
+                node,
+                fix=_REPAIR,
+                about="health",
+            )
             for node, result in zip(nodes, results, strict=True)
             if result.rc == 1 and result.stdout.strip()
         )
         if failures:
             message = "the job was not started, because {hosts} failed the health check"
-            raise SchedulerError.of_hosts(message, failures, code="unhealthy")
+            raise SchedulerError.of_hosts(message, failures, code="host-unfit", about="health")
 
     def reject_if_busy(self) -> None:
         for job in self.own_jobs():
@@ -168,7 +175,8 @@ class MpirunClient(Nodes):
             if not job.nodes:
                 errors[job.id] = SchedulerError(
                     f"job {job.id} can't be cancelled, because its nodes are unknown",
-                    code="job-hosts-unknown",
+                    code="not-found",
+                    about="job-nodes",
                     why=job.reason,
                 )
                 continue
@@ -259,14 +267,15 @@ class MpirunClient(Nodes):
         except (ValueError, TypeError) as exc:
             problem = "the host's answer is not a valid list of jobs"
             raise SchedulerError(
-                problem, code="answer-garbled", where=host, why=output[:500]
+                problem, code="internal", about="answer", where=host, why=output[:500]
             ) from exc
 
 
 def _busy(job: JobInfo) -> SchedulerError:
     return SchedulerError(
         f"job {job.id} ({job.name}) is already running",
-        code="busy",
+        code="in-use",
+        about="hosts",
         where=", ".join(job.nodes),
         why=f"{job.user} started it at {formatting.moment(job.start_time or 0)}; without a "
         "scheduler, jobs do not queue",
@@ -401,7 +410,8 @@ def check_slurm_options(site: Site, request: Request) -> Iterator[UsageError]:  
     if script is not None and script.directives.lines:
         yield UsageError(
             f"the script {script.name} has #SBATCH lines, and this cluster does not run Slurm",
-            code="needs-slurm",
+            code="unsupported",
+            about="slurm",
             why=f"the first is {script.directives.lines[0].strip()!r}",
             fix="remove the #SBATCH lines, and use options of `clusterctl submit` instead",
         )
@@ -416,7 +426,8 @@ def check_slurm_options(site: Site, request: Request) -> Iterator[UsageError]:  
     if flags:
         yield UsageError(
             f"this cluster has no scheduler, so jobs can't use {', '.join(flags)}",
-            code="needs-slurm",
+            code="unsupported",
+            about="slurm",
             why="only Slurm supports them; without it, jobs do not queue, and a job has its "
             "nodes to itself",
             fix="leave these options out, or use a cluster with `scheduler: slurm`",

@@ -326,7 +326,10 @@ def _image(image: str) -> str:
 def _command(job: JobSpec, script: UserScript | None, python: str) -> str:
     if script is None:
         if job.bundled is None:
-            raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
+            raise UsageError(
+                "a job needs a bundled program or a script",
+                about="nothing-to-run",
+            )
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     interpreter = python if script.is_python else shlex.join(script.interpreter)
     file = (

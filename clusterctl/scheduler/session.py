@@ -104,7 +104,8 @@ class Session:
             if job_id := self.packed_job(task):
                 return SchedulerError(
                     f"the scheduler does not know task {task}, which runs inside job {job_id}",
-                    code="task-is-packed",
+                    code="not-found",
+                    about="packed-task",
                     why=f"job {job_id} was submitted with --pack",
                     fix=f"use {job_id}, the whole job. `clusterctl logs {task}` shows the task's "
                     f"output, and after `clusterctl cancel {job_id}`, `clusterctl replay {job_id} "

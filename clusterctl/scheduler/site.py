@@ -119,7 +119,8 @@ class Site(ABC):
         """Return the error for a partition that the cluster does not have."""
         return UsageError(
             f"partition {name!r} does not exist",
-            code="unknown-partition",
+            code="not-found",
+            about="partition",
             fix=f"use one of these with --partition: {self.partition_names}",
         )
 

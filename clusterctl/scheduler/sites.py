@@ -112,7 +112,8 @@ class ForeignSlurm(OwnSlurm):
     def unknown_partition(self, name: str) -> UsageError:
         return UsageError(
             f"partition {name!r} does not exist",
-            code="unknown-partition",
+            code="not-found",
+            about="partition",
             why="at `attach`, Slurm had no such partition, or accepted no job of yours in it",
             fix=f"`clusterctl attach LOGIN --account NAME --partition {name}` tries it; or use one "
             f"of these with --partition: {self.partition_names}",
@@ -161,7 +162,8 @@ class Mpirun(Site):
     def reject_without_slurm(self) -> None:
         raise UsageError(
             "this command needs Slurm, and the cluster does not run Slurm",
-            code="needs-slurm",
+            code="unsupported",
+            about="slurm",
             why="the cluster's spec has `scheduler: none`",
             fix="run jobs with `clusterctl submit`, or open a shell on a host with `clusterctl "
             "ssh HOST`",

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from clusterctl.state.ledger import Ledger
 
 # Code of the error of a command that Slurm has answered with a refusal.
-REFUSED: Final = "slurm-command-failed"
+REFUSED: Final = "command"
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
 _NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_,\[\]-]+): (.*)")
@@ -216,7 +216,7 @@ class SlurmClient(Jobs):
         try:
             return self._with_queue(slurm_parse.PARTITIONS, "--me")
         except SlurmError as exc:
-            if exc.code != REFUSED:
+            if exc.about != REFUSED:
                 raise
         # A site may show its users no nodes (PrivateData), without which sinfo shows nothing.
         shown = self._ask(["scontrol", "show", "partition", "--oneliner"])
@@ -349,7 +349,6 @@ class SlurmClient(Jobs):
             reason = "; ".join(words)
             raise SlurmError(
                 "Slurm rejected the job",
-                code="slurm-refused",
                 where=" ".join(["sbatch", *map(str, asked.options)]) if asked.options else "",
                 why=reason,
                 fix=asked.fix(reason),
@@ -378,7 +377,9 @@ class SlurmClient(Jobs):
                 raise
             return {
                 job_id: SlurmError(
-                    f"job {job_id} can't be cancelled", code="job-not-cancelled", why=reason
+                    f"job {job_id} can't be cancelled",
+                    about="job-cancel",
+                    why=reason,
                 )
                 for word, reason in refusals.items()
                 if not _ENDED_MEANWHILE.search(reason)
@@ -465,7 +466,10 @@ class SlurmClient(Jobs):
             json.loads(answer)
             return answer
         raise SlurmError(
-            "sacct's answer is not valid JSON", code="slurm-answer-garbled", why=answer[-200:]
+            "sacct's answer is not valid JSON",
+            code="internal",
+            about="slurm-answer",
+            why=answer[-200:],
         )
 
     def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
@@ -564,17 +568,18 @@ class SlurmClient(Jobs):
             # Slurm advises an option of munged, which is not the cause.
             return SlurmError(
                 f"{command} can't use munge, by which Slurm knows its users",
-                code="munge-away",
+                code="slurm-away",
+                about="munge",
                 why=said[0],
                 fix=f"{self.advice.repair}; running jobs are not affected",
             )
         error = SlurmError(
             f"{command} failed with exit status {result.rc}",
-            code=REFUSED,
+            about=REFUSED,
             why=reason,
             fix=self.advice.repair if SlurmError.broken.search(reason) else "",
         )
-        error.__cause__ = CommandError(command, code=REFUSED, rc=result.rc, stderr=result.stderr)
+        error.__cause__ = CommandError(command, rc=result.rc, stderr=result.stderr)
         return error
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:

@@ -162,7 +162,8 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> SlurmNode:
     if host.name not in facts:
         raise SlurmError(
             "slurm.conf can't be written, because the hardware of the host is unknown",
-            code="host-facts-missing",
+            code="not-ready",
+            about="host-facts",
             host=host.name,
         )
     host_facts = facts[host.name]

@@ -490,7 +490,8 @@ def parse_outages(text: str, start: int, end: int) -> dict[str, str]:
 def _parse_error(command: str, answer: str) -> SlurmError:
     return SlurmError(
         f"clusterctl can't parse the output of {command}",
-        code="slurm-answer-garbled",
+        code="internal",
+        about="slurm-answer",
         why=answer[:500].encode("unicode_escape").decode(),
         fix="report this as a bug, with the version of Slurm that `clusterctl status` shows",
     )

@@ -105,7 +105,11 @@ def _reject_unusable(path: Path, content: bytes) -> None:
         reason, fix = _encoding_fault(path, content)
     if reason:
         raise UsageError(
-            f"the script {path} can't be submitted", code="script-unfit", why=reason, fix=fix
+            f"the script {path} can't be submitted",
+            code="files-unfit",
+            about="script",
+            why=reason,
+            fix=fix,
         )
 
 

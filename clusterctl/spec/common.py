@@ -403,7 +403,8 @@ class ProviderSettings(SpecModel):
         """
         raise UsageError(
             f"there is no image to build: the provider is {self.type}",
-            code="no-image-to-bake",
+            code="unsupported",
+            about="bake",
             fix="run `clusterctl up`, which builds everything that the nodes need",
         )
 

@@ -98,12 +98,12 @@ def common_distribution(hosts: Mapping[str, str]) -> Distribution:
         try:
             by_host[host] = distribution_of(name)
         except ProvisionError as exc:
-            failures.append(Failure(exc.code, exc.cause, host, fix=exc.fix))
+            failures.append(Failure(exc.code, exc.cause, host, fix=exc.fix, about=exc.about))
     if not failures:
         failures = differing(by_host)
     if failures:
         raise ProvisionError.of_hosts(
-            "{hosts} can't be in this cluster", failures, code="distribution-unfit"
+            "{hosts} can't be in this cluster", failures, code="host-unfit", about="distribution"
         )
     return next(iter(by_host.values()))
 
@@ -117,7 +117,11 @@ def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
     fix = "use hosts with the same distribution and release, or create two clusters"
     return [
         Failure(
-            "distributions-differ", f"the host has {distribution.title}, {differs}", host, fix=fix
+            "host-unfit",
+            f"the host has {distribution.title}, {differs}",
+            host,
+            fix=fix,
+            about="distributions-differ",
         )
         for host, distribution in hosts.items()
         if distribution != first
@@ -172,7 +176,8 @@ def _known() -> tuple[Mapping[str, Any], Mapping[str, Distribution]]:
 def _unknown(name: str, reason: str) -> ProvisionError:
     return ProvisionError(
         f"clusterctl can't configure {name}",
-        code="distribution-unknown",
+        code="host-unfit",
+        about="distribution-unknown",
         why=reason,
         fix=f"install one of these on the host: {', '.join(supported())}",
     )

@@ -139,7 +139,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
         if job.array is not None:
             raise UsageError(
                 "a job can't have both a sweep and an array, because a sweep is a job array",
-                code="sweep-with-array",
+                about="sweep-with-array",
                 fix="remove --array or --sweep",
             )
         is_read_by_words = script is not None and reads_words(script)
@@ -151,7 +151,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
         raise UsageError(
             f"the bundled job {bundled} runs on a single rank, but {job.tasks} ranks were "
             "requested",
-            code="one-rank-job",
+            about="one-rank",
             fix="remove --nodes and --tasks-per-node",
         )
     return job

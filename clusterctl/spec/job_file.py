@@ -137,7 +137,8 @@ def jobs_of_file(
     if "partitions" in document.keys(()) and "job" not in document.keys(()):
         raise UsageError(
             f"{path} describes a cluster, not a job",
-            code="spec-not-a-job-file",
+            code="file-invalid",
+            about="job-file",
             fix=f"submit a job file, which has the key `job`; `clusterctl -f {path} up` creates "
             "the cluster",
         )
@@ -165,7 +166,8 @@ def _jobs(
             near = did_you_mean(name, file.variants)
             raise UsageError(
                 f"{path} has no variant {shown(name)}",
-                code="unknown-variant",
+                code="not-found",
+                about="variant",
                 fix=near or f"use one of its variants: {variant_names}",
             )
     names = dict.fromkeys(selected or file.variants)
@@ -215,8 +217,9 @@ def _job_of_file(
         return job_of(target or "", options, folder=path.parent)
     except UsageError as exc:
         message = f"{exc.what}: {exc.why}" if exc.why else exc.what
+        name = exc.about or exc.code
         problem = Problem(
-            document.file, *document.place(where), dotted(where), exc.code, message, exc.fix
+            document.file, *document.place(where), dotted(where), name, message, exc.fix
         )
         raise SpecError(document.file, (problem,), kind=JOB_FILE.name) from exc
 

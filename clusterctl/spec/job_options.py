@@ -920,7 +920,7 @@ def _set(options: dict[str, object], entry: str) -> None:
     if option is None or option.is_argument or not equals or (inner and name not in _NESTED):
         raise UsageError(
             f"--set {entry} does not set a key of job files",
-            code="unknown-job-key",
+            about="job-key",
             fix=(did_you_mean(name, OPTIONS) if option is None else "")
             or "use --set KEY=VALUE; docs/jobs.md lists the keys",
         )
@@ -977,11 +977,11 @@ def wrong_flags(
     flags: field -> value. spelled: field -> its flag, for fields whose flag has another name.
     """
     messages = tuple(_explained(exc, flags, spelled).values())
-    failures = tuple(Failure(message.code, message) for message in messages)
+    failures = tuple(Failure("option-invalid", message, about=message.code) for message in messages)
     if len(messages) == 1:
-        return UsageError(messages[0], code=messages[0].code, failures=failures)
+        return UsageError(messages[0], about=messages[0].code, failures=failures)
     summary = f"{len(messages)} flags are wrong"
-    return UsageError(summary, code="bad-flags", why="\n".join(messages), failures=failures)
+    return UsageError(summary, about="flags", why="\n".join(messages), failures=failures)
 
 
 def _explained(

@@ -146,7 +146,8 @@ def starter_spec(provider: str) -> str:
     if provider not in PROVIDERS:
         raise UsageError(
             f"there is no provider {shown(provider)}",
-            code="unknown-provider",
+            code="not-found",
+            about="provider",
             why=f"the providers of this version: {', '.join(PROVIDERS)}",
             fix=did_you_mean(provider, PROVIDERS) or "use one of these providers",
         )

@@ -62,7 +62,7 @@ def goal_given(text: object) -> Goal | None:
     if text not in {*Goal}:
         raise UsageError(
             f"--goal: {text!r} is neither min nor max",
-            code="not-a-goal",
+            about="goal-value",
             fix="use --goal min if lower values are better, or --goal max",
         )
     return Goal(str(text))

@@ -206,4 +206,6 @@ def reject_unknown(
         if name not in allowed:
             allowed_names = f"known names: {', '.join(sorted(allowed)) or '(empty)'}"
             hint = did_you_mean(name, allowed) or otherwise or allowed_names
-            raise UsageError(f"{message} {name!r}", code="unknown-name", where=where, fix=hint)
+            raise UsageError(
+                f"{message} {name!r}", code="not-found", about="name", where=where, fix=hint
+            )

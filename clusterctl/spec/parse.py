@@ -96,7 +96,7 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
         return raw.decode()
     except FileNotFoundError as exc:
         raise UsageError(
-            f"there is no {title} {path}", code="no-such-file", fix=filetype.missing
+            f"there is no {title} {path}", code="not-found", about="file", fix=filetype.missing
         ) from exc
     except (OSError, ValueError) as exc:
         # A ValueError means that the text is not UTF-8, or that the path has a null byte.
@@ -184,7 +184,8 @@ class Document(Generic[M]):
             if len(keys & others) > 1 and not keys & _OWN_KEYS:
                 raise UsageError(
                     f"{self.file} is {title}, not a {self.filetype.name}",
-                    code="file-of-another-tool",
+                    code="file-invalid",
+                    about="other-tool",
                     fix=self.filetype.empty,
                 )
 

@@ -108,7 +108,8 @@ def language_of(script: Path) -> Language:
     why, fix = _not_a_script(script, head)
     raise UsageError(
         "the file is not a script that a job can run",
-        code="not-a-script",
+        code="file-invalid",
+        about="script",
         where=str(script),
         why=why,
         fix=fix,
@@ -176,7 +177,8 @@ def script_block(path: Path, lines: Iterable[str]) -> str | None:
         places = [text.count("\n", 0, block.start()) + 1 for block in blocks]
         raise UsageError(
             f"{path.name} has several comments `# /// script`",
-            code="script-blocks",
+            code="file-invalid",
+            about="script-blocks",
             where=str(path),
             why=f"lines {' and '.join(map(str, places))} each begin a block, and PEP 723 allows only one",
             fix="join them in one comment",
@@ -232,7 +234,8 @@ def module_file(module: str, folder: Path) -> Path:
                 return file
     raise UsageError(
         f"there is no module {shown(module)}",
-        code="unknown-module",
+        code="not-found",
+        about="module",
         why=f"neither {here} nor its folder src has {name}.py or {name}/__main__.py",
         fix="run the command in the project's folder; a shell script can run an installed "
         "module: python -m",
@@ -277,7 +280,8 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     except FileNotFoundError as exc:
         raise UsageError(
             f"there is no bundled job or script {shown(target)}",
-            code="unknown-job-type",
+            code="not-found",
+            about="bundled-job",
             why=_NO_TARGET,
             fix=_suggestion(target, folder),
         ) from exc

@@ -99,7 +99,8 @@ class ChosenCluster:
             if name.lower() in _SIMILAR_NAMES:
                 raise UsageError(
                     f"{name} is not read, because the name of a spec is {SPEC_NAME}",
-                    code="spec-misnamed",
+                    code="file-invalid",
+                    about="spec-name",
                     where=str(Path(name).absolute()),
                     fix=f"`mv {name} {SPEC_NAME}`, or name the file with -f {name}",
                 )
@@ -128,7 +129,8 @@ class ChosenCluster:
         if named or len(clusters) > 1:
             raise UsageError(
                 "no cluster is given, and this folder has no cluster.yaml",
-                code="no-cluster-named",
+                code="not-found",
+                about="cluster-name",
                 why=f"these clusters are up: {', '.join(clusters)}",
                 fix=f"pass the name, such as `--cluster {clusters[0]}`, or the spec: -f FILE",
             )
@@ -165,7 +167,8 @@ class ChosenCluster:
         if len(named) > 1:
             raise UsageError(
                 "these jobs are of several clusters",
-                code="jobs-of-several-clusters",
+                code="ambiguous",
+                about="jobs",
                 why=", ".join(
                     f"{name} is of {cluster or 'the chosen cluster'}"
                     for cluster, name in named.items()
@@ -192,7 +195,8 @@ class ChosenCluster:
             reason = str(exc.problems[0]) if isinstance(exc, SpecError) else exc.why or exc.what
             raise UsageError(
                 "the spec file has no valid cluster name",
-                code="spec-without-name",
+                code="file-invalid",
+                about="cluster-name",
                 where=str(path),
                 why=reason,
                 fix="correct the file, or pass --cluster NAME (`clusterctl list` shows all "
@@ -202,7 +206,6 @@ class ChosenCluster:
         if spec_error is not None and not workspace.root.is_dir():
             raise NotUpError(
                 f"cluster {name!r} is not up, and its spec file has errors",
-                code="not-up",
                 where=str(path),
                 why="\n".join(map(str, spec_error.problems)),
                 fix="correct the file and run `clusterctl up`; or choose a cluster without "
@@ -214,7 +217,7 @@ class ChosenCluster:
 def unknown_cluster(name: str) -> UsageError:
     """Return the error for a name that no cluster has."""
     fix = did_you_mean(name, clusters_up()) or "`clusterctl list` shows all clusters"
-    return UsageError(f"there is no cluster {name!r}", code="unknown-cluster", fix=fix)
+    return UsageError(f"there is no cluster {name!r}", code="not-found", about="cluster", fix=fix)
 
 
 def _known_workspace(path: Path) -> Workspace | None:
@@ -246,7 +249,7 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
                 raise
             raise NotUpError(
                 f"cluster {workspace.root.name!r} is unfinished",
-                code="unfinished",
+                about="unfinished",
                 why=f"no `clusterctl up` has configured its hosts yet: {exc.cause}",
                 fix="run `clusterctl up`, or remove the cluster with `clusterctl down`",
             ) from exc

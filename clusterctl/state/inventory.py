@@ -405,7 +405,7 @@ def not_up(workspace: Workspace) -> NotUpError:
         command += " (`clusterctl attach` if other people operate the cluster)"
     fix = f"run {command} first, or choose another cluster with --cluster"
     fix += " (`clusterctl list` shows all)"
-    error = NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
+    error = NotUpError(message, where=str(workspace.root), fix=fix)
     near = did_you_mean(workspace.root.name, clusters_up())
     error.fix = " Otherwise ".join(filter(None, (near, error.fix)))
     return error
@@ -415,7 +415,9 @@ def damaged(workspace: Workspace) -> UsageError:
     """Return the error for a cluster with a damaged hosts.json."""
     message = f"the record of cluster {workspace.root.name!r} is damaged"
     fix = f"run {workspace.update}, which writes the record again"
-    return UsageError(message, code="inventory-damaged", where=str(workspace.inventory), fix=fix)
+    return UsageError(
+        message, code="record-damaged", about="cluster", where=str(workspace.inventory), fix=fix
+    )
 
 
 def applied_text(workspace: Workspace) -> bytes:
@@ -433,7 +435,8 @@ def no_spec(workspace: Workspace, reason: str = "") -> UsageError:
     name = workspace.root.name
     return UsageError(
         f"the recorded spec of cluster {name!r} can't be read",
-        code="spec-not-recorded",
+        code="record-damaged",
+        about="spec",
         where=str(workspace.spec),
         why=reason,
         fix="run `clusterctl up -f FILE` with the cluster's spec file, which records it again; "

@@ -79,7 +79,7 @@ def leaving_error(workspace: Workspace) -> NotUpError | None:
     forget = " (with --forget HOST for a machine that is gone for good)" if released else ""
     return NotUpError(
         f"cluster {workspace.root.name!r} is being removed: its `clusterctl down` did not finish",
-        code="leaving",
+        about="leaving",
         why="; ".join(filter(None, parts)),
         fix=f"run `clusterctl down` again{forget}: it continues from there; or run `clusterctl up` to "
         "bring the cluster back",

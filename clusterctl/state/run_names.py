@@ -95,7 +95,8 @@ class NamedRun:
         if self.run_folder and not may_be_run(self.run_folder):
             raise UsageError(
                 f"the folder {self.run_folder} is not a collected run",
-                code="not-a-run",
+                code="file-invalid",
+                about="run",
                 fix="pass a folder that was created by `clusterctl collect`",
             )
 
@@ -103,7 +104,8 @@ class NamedRun:
         """Return the error for a run that is not on this machine."""
         return UsageError(
             f"run {self.full_name} is not on this machine",
-            code="run-not-collected",
+            code="not-found",
+            about="collected-run",
             why=f"{self.entry.shown} was submitted from this machine, but not collected"
             if self.entry
             else "no folder of runs here has a run of this job",
@@ -177,7 +179,8 @@ def job_id_of(name: str, ledger: Ledger) -> str:
         folder = str(run.folder or "")
     raise UsageError(
         f"{name} is not of a job of cluster {ledger.cluster!r}",
-        code="run-of-other-cluster",
+        code="not-found",
+        about="run-of-cluster",
         where=folder,
         fix="choose its cluster with --cluster, or use the files in the run's folder",
     )
@@ -249,7 +252,8 @@ def _only(name: str, runs: dict[str, Path]) -> str:
     if len(runs) > 1:
         raise UsageError(
             f"{len(runs)} runs have the name {name}",
-            code="run-ambiguous",
+            code="ambiguous",
+            about="run",
             why=first_few([*map(str, runs.values())], _MOST_CHOICES),
             fix="use the folder of one of these runs instead",
         )
@@ -260,7 +264,8 @@ def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
     runs = sorted(path.name for folder in folders for path in folder.glob("*") if path.is_dir())
     return UsageError(
         f"there is no job or run {name!r}",
-        code="unknown-run",
+        code="not-found",
+        about="run",
         why=f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
         fix=did_you_mean(name, runs) or _FORMS,
     )

@@ -338,7 +338,8 @@ class RunRecord(_Stored):
             if has_files_of_runs(directory) or token_of_run(directory):
                 raise CollectError(
                     f"the record of the run {directory.name} is missing or damaged",
-                    code="run-damaged",
+                    code="not-found",
+                    about="run-original",
                     where=str(path),
                     why=_fault(exc),
                     fix="`clusterctl collect` with the ID of its job collects the run again, if "
@@ -347,7 +348,7 @@ class RunRecord(_Stored):
             message = f"{directory} is not a collected run"
             fix = "pass a folder that was created by `clusterctl collect`"
             raise CollectError(
-                message, code="not-a-run", where=str(path), why=_fault(exc), fix=fix
+                message, code="file-invalid", about="run", where=str(path), why=_fault(exc), fix=fix
             ) from exc
 
     def as_json(self) -> str:

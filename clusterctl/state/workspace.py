@@ -52,7 +52,8 @@ def state_home() -> Path:
     if invalid := _UNFIT & set(str(folder)):
         raise MachineError(
             "the path of the state folder can't be used in an ssh_config",
-            code="state-folder-path",
+            code="unsupported",
+            about="state-folder",
             where=str(folder),
             fix=f"set CLUSTERCTL_HOME to a path without {' '.join(map(repr, sorted(invalid)))}",
         )
@@ -92,7 +93,8 @@ def _expand_home(path: str) -> Path:
         fix = "set CLUSTERCTL_HOME and XDG_CACHE_HOME to folders of your own"
         raise MachineError(
             "the home folder of this account is unknown",
-            code="no-home-folder",
+            code="unsupported",
+            about="home",
             why=str(exc),
             fix=fix,
         ) from exc
@@ -239,7 +241,8 @@ class Workspace:
         name = self.root.name
         raise MachineError(
             f"the id of cluster {name!r} is damaged",
-            code="id-damaged",
+            code="record-damaged",
+            about="id",
             where=str(self._id),
             why="it is not six letters and digits, and hosts.json does not have it either",
             fix=f"write the id that `clusterctl orphans list {name}` shows into the file; "
@@ -295,7 +298,8 @@ class Workspace:
         if self.munge_key.exists():
             raise MachineError(
                 f"the munge key of cluster {self.root.name!r} is damaged",
-                code="munge-key-damaged",
+                code="record-damaged",
+                about="munge-key",
                 where=str(self.munge_key),
                 why=f"it has {self.munge_key.stat().st_size:,} bytes instead of "
                 f"{MUNGE_KEY_BYTES:,}, and no host has answered with the intact key",
@@ -436,7 +440,8 @@ def _public_half(path: Path) -> str:
             return f"ssh-ed25519 {base64.b64encode(public).decode()}"
     raise MachineError(
         "an SSH key of clusterctl is damaged",
-        code="ssh-key-damaged",
+        code="record-damaged",
+        about="ssh-key",
         where=str(path),
         why="the file is missing or empty"
         if not read_text(path).strip()

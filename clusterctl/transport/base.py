@@ -33,7 +33,7 @@ PIPE = 1 << 18
 ENDED_BY_SIGNAL = -1  # exit status
 _NOT_FOUND: Final = 127  # shell's exit status
 # Code of the error if the host has no Python for clusterctl's programs.
-PYTHON_GONE: Final = "python-gone"
+PYTHON_GONE: Final = "python"
 SILENCE_S = 120.0
 
 # Each command on a host begins with this line, which every login shell accepts, csh included. The
@@ -192,7 +192,8 @@ def checked_argv(argv: Sequence[str]) -> Sequence[str]:
     if any("\0" in word for word in argv):
         raise TransportError(
             "an argument of the command holds a NUL character, which no command line can hold",
-            code="null-byte",
+            code="option-invalid",
+            about="null-byte",
             fix="remove the NUL character from the argument",
         )
     return argv
@@ -255,7 +256,8 @@ def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> Comma
     if rc == _NOT_FOUND and argv[0] == _PROGRAM[0]:
         return CommandError(
             "the cluster has no Python for clusterctl's programs",
-            code=PYTHON_GONE,
+            code="not-found",
+            about=PYTHON_GONE,
             rc=rc,
             stderr=stderr,
             where=host,
@@ -266,7 +268,7 @@ def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> Comma
     outcome = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(
         f"`{shown_command(argv)}` {outcome}",
-        code="command-failed",
+        about="command",
         rc=rc,
         stderr=stderr,
         where=host,

@@ -98,7 +98,7 @@ def fetch(
                 folder = folder.parent
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
-        if exc.code == PYTHON_GONE:
+        if exc.about == PYTHON_GONE:
             raise
         if exc.rc == NOT_THERE:
             problem = f"the file or folder {printable(exc.why)} does not exist on the cluster"
@@ -110,10 +110,13 @@ def fetch(
                 fix = (
                     f"wildcards are not replaced on the cluster: name the folder instead; or {fix}"
                 )
-            raise UsageError(problem, code="no-such-file", where=transport.host, fix=fix) from exc
+            raise UsageError(
+                problem, code="not-found", about="file", where=transport.host, fix=fix
+            ) from exc
         raise TransferError(
             "the files can't be read on the cluster",
-            code="files-unreadable",
+            code="file-unreadable",
+            about="remote",
             where=transport.host,
             why=printable((exc.why.strip().splitlines() or [exc.what])[-1]),
             fix="make the files readable, or leave them out",
@@ -125,7 +128,7 @@ def fetch(
         shown = printable(first_few(incomplete))
         raise TransferError(
             f"{shown} changed during the download, or can't be read on the cluster",
-            code="files-changed",
+            about="changed",
             fix="make sure that they are readable, and run the command again when no program writes "
             "to them",
         )
@@ -146,7 +149,8 @@ def _reject_other_names(entries: Sequence[IncomingEntry], paths: Sequence[str], 
     if len(others) > unknown:
         raise TransferError(
             "nothing was downloaded: the cluster listed files that were not requested",
-            code="answer-garbled",
+            code="internal",
+            about="answer",
             where=host,
             why=printable(first_few([os.fsdecode(name) for name in others])),
             fix="ask the cluster's administrators which program answers there in place of python3",
@@ -164,7 +168,8 @@ def writing_into(folder: Path) -> Iterator[None]:
     except OSError as exc:
         raise TransferError(
             "the copied files can't be written on this machine",
-            code="files-unwritable",
+            code="file-unwritable",
+            about="here",
             where=printable(os.fsdecode(exc.filename or str(folder))),
             why=write_error_reason(exc, folder),
             fix=f"{write_error_fix(exc, folder)}, then run the command again",
@@ -211,13 +216,13 @@ class RemoteSender:
             if isinstance(exc, TruncatedError):
                 raise TransferError(
                     "the cluster's data ended before the files were complete",
-                    code="transfer-short",
+                    about="short",
                     fix=_AGAIN,
                 ) from None
             if isinstance(exc, UnexpectedError):
                 raise TransferError(
                     "the cluster sent data that clusterctl does not understand",
-                    code="transfer-differs",
+                    about="answer",
                     fix=_AGAIN,
                 ) from None
             raise
@@ -280,7 +285,8 @@ class Download:
             details = printable(str(exc.strerror))
             raise TransferError(
                 "the files do not fit on this machine's disk",
-                code="no-room",
+                code="disk-full",
+                about="host",
                 where=where,
                 why=details,
                 fix=room,
@@ -352,7 +358,8 @@ def parse_listing(
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
             raise TransferError(
                 "nothing was downloaded: the list of files is malformed or names a file twice",
-                code="answer-garbled",
+                code="internal",
+                about="answer",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
                 fix="download files of the same name with separate commands",
             ) from exc

@@ -81,7 +81,7 @@ def checked_login(login: str) -> str:
     if match is None or not is_port:
         raise UsageError(
             f"{login!r} is no destination for ssh",
-            code="login-form",
+            about="login",
             fix="use USER@HOST, ssh://USER@HOST:PORT, an alias of your ~/.ssh/config, "
             f"or `{HERE}` on a login node of the cluster",
         )
@@ -144,7 +144,7 @@ def no_login_error(host: str) -> TransportError:
     """Return the error for a host of an attached cluster that is not its login."""
     return TransportError(
         f"{host}: clusterctl logs in only to the login node of an attached cluster",
-        code="not-the-login",
+        about="not-the-login",
         fix=f"for a shell on a compute node: `clusterctl shell --slurm=--nodelist={host}`",
         host=host,
     )

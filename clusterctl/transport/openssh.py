@@ -218,7 +218,7 @@ class CommandConversation(ABC):
                     return bytes(output)
                 output += data or b""
         problem = f"`{shown_command(self.argv)}` printed more than {most} bytes"
-        raise TransportError(problem, code="connection-failed", where=self.host, host=self.host)
+        raise TransportError(problem, about="connection", where=self.host, host=self.host)
 
     def finish(self) -> None:
         self._close_stdin()
@@ -286,7 +286,7 @@ class CommandConversation(ABC):
             )
         return TransportError(
             f"the login shell on the host did not run `{shown_command(self.argv)}`",
-            code="connection-failed",
+            about="connection",
             where=self.host,
             why=noise[-500:].decode(errors="replace"),
             fix="check the account's startup files on the host, such as ~/.bashrc",

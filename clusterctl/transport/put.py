@@ -163,7 +163,7 @@ class Upload:
                 talk.finish()
                 return replace(sent, grown=tuple(outgoing.grown))
         except CommandError as exc:
-            if exc.code == PYTHON_GONE:
+            if exc.about == PYTHON_GONE:
                 raise
             raise _write_error(host, exc) from exc
         except (TruncatedError, UnexpectedError):
@@ -373,7 +373,7 @@ def _not_understood(answer: bytes, host: str) -> TransportError:
     reason = printable(answer[:200].decode(errors="replace"))
     fix = "run the command again; if it fails again, report this as a bug"
     return TransportError(
-        problem, code="answer-garbled", where=host, why=reason, fix=fix, host=host
+        problem, code="internal", about="answer", where=host, why=reason, fix=fix, host=host
     )
 
 
@@ -391,7 +391,7 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
     elif exc.rc == ENDED_BY_SIGNAL or exc.rc > _SIGNALLED:
         return TransferError(
             "the program that writes the files on the cluster was killed",
-            code="program-killed",
+            about="killed",
             where=host,
             why=printable(exc.why.strip() or exc.what),
             fix="run the command again; a login node may limit the CPU time of programs, "
@@ -400,14 +400,14 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
         )
     reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     return TransferError(
-        problem, code="files-unwritable", where=host, why=reason, fix=fix, host=host
+        problem, code="file-unwritable", about="here", where=host, why=reason, fix=fix, host=host
     )
 
 
 def _changed_error(items: Sequence[Item]) -> TransferError:
     return TransferError(
         f"{printable(first_few([item.path for item in items]))} changed during the upload",
-        code="files-changed",
+        about="changed",
         fix="run the command again when no program writes to these files; `submit` leaves out "
         "files with --exclude",
     )

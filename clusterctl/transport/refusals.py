@@ -163,7 +163,8 @@ def damaged_key_error(host: str, file: str, why: str) -> KeyRefusedError:
     """Return the error for a private key of the cluster that can't be read."""
     return KeyRefusedError(
         f"the SSH key for {host} can't be read",
-        code="ssh-key-damaged",
+        code="record-damaged",
+        about="ssh-key",
         where=file,
         why=why,
         fix="restore the file from a backup; without it, `clusterctl down --discard` removes the "
@@ -188,7 +189,8 @@ def incomplete_config_error(host: str, config: Path, why: str = "") -> Transport
     """Return the error for a host that the `ssh_config` of the cluster does not have."""
     return TransportError(
         f"the SSH configuration has no valid entry for {host}",
-        code="ssh-config-incomplete",
+        code="record-damaged",
+        about="ssh-config",
         where=str(config),
         why=why,
         fix="run `clusterctl up`, which writes the SSH configuration",
@@ -204,7 +206,8 @@ def find_mistake(stderr: str) -> TransportError | None:
         return None
     return TransportError(
         "ssh can't read your SSH configuration",
-        code="ssh-config-mistake",
+        code="file-invalid",
+        about="ssh-config",
         where=match["file"] or match["open"],
         why=stderr.strip(),
         fix="correct the file: plain `ssh` refuses it, too",
@@ -243,7 +246,7 @@ def _login_error(login: str, config: Path, stderr: str, reason: str) -> Transpor
             )
         return KeyRefusedError(
             f"{login}: ssh can't log in without asking you, and this command may not ask",
-            code="login-needed",
+            about="needs-answer",
             where=str(config),
             why=reason,
             fix=fix,
@@ -293,6 +296,7 @@ def _tunnel_error(
     error = kind(
         f"{host}: {_PROBLEM}",
         code=rule.code,
+        about=rule.about,
         where=str(config),
         why=f"{fill_in(rule.cause, words)}\n{first_line}",
         fix=fill_in(rule.fix, words),

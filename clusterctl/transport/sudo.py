@@ -112,12 +112,12 @@ class Passwords:
         """Find out how the user runs sudo on a host. Raise SudoError if that is not possible."""
         words: Sequence[str] = ()
         error = _refusal(run((*_TRY, "-n", *_ANYTHING), b""), host)
-        if error is not None and error.code == "sudo-terminal":
+        if error is not None and error.about == "terminal":
             words = _ON_TERMINAL
             error = _refusal(run((*words, *_TRY, "-n", *_ANYTHING), b""), host)
         if error is None:
             return SudoMethod((*words, "sudo"))
-        if error.code != "sudo-password":
+        if error.about != "password":
             raise error
         password = self._prove((*words, *_TRY, *_ASKING, *_ANYTHING), host, run, error)
         self._hosts[host] = password
@@ -150,7 +150,7 @@ class Passwords:
                 self._password = password
                 self._is_proven = True
                 return password
-            if error.code != "sudo-wrong-password":
+            if error.about != "wrong-password":
                 # sudo judges a command after it has accepted the password.
                 if _REFUSES_COMMAND in error.why:
                     self._password = password
@@ -174,12 +174,13 @@ def _refusal(result: Result, host: str) -> SudoError | None:
     said = result.stderr.strip()
     problem = f"{host}: {NO_ROOT}"
     if (match := first_rule(read_table(_RULES, tuple[ErrorRule, ...]), said)) is None:
-        return SudoError(problem, code="no-sudo", why=said, host=host)
+        return SudoError(problem, code="sudo", about="refused", why=said, host=host)
     rule, groups = match
     failure = rule.failure({"said": said.split("\n")[-1], **groups}, host=host, phase="access")
     return SudoError(
         problem,
         code=failure.code,
+        about=failure.about,
         why=failure.cause,
         fix=failure.fix,
         host=host,

@@ -149,7 +149,7 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
                     f"the folder {printable(str(root))} can't be sent, because its path ends "
                     "without a name"
                 ),
-                code="name-twice",
+                about="name-twice",
                 fix="rename one of them, or send them by separate commands to different folders"
                 if name
                 else "send the files and folders in it instead",
@@ -195,7 +195,8 @@ def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     details = "; ".join(reasons[:3]) + more
     return UsageError(
         problem,
-        code="files-unreadable",
+        code="file-unreadable",
+        about="remote",
         why=details,
         fix=fix or "make the files readable, or leave them out",
     )

@@ -41,7 +41,8 @@ def incomplete(part: str) -> ClusterctlError:
     """Return the error that a part of clusterctl's installation is missing."""
     return ClusterctlError(
         f"{part} is missing",
-        code="installation-incomplete",
+        code="internal",
+        about="installation",
         where=str(_PACKAGE),
         why="this installation of clusterctl is incomplete",
         fix="install clusterctl again from a wheel or a full checkout",
@@ -195,6 +196,7 @@ class ErrorRule:
     match: tuple[str, ...]
     cause: str
     fix: str
+    about: str = ""
     retryable: bool = False
 
     def failure(self, words: Mapping[str, str], *, host: str | None, phase: str) -> Failure:
@@ -203,7 +205,7 @@ class ErrorRule:
         """
         cause = fill_in(self.cause, words)
         fix = fill_in(self.fix, words)
-        return Failure(self.code, cause, host, phase, fix, self.retryable)
+        return Failure(self.code, cause, host, phase, fix, self.retryable, self.about)
 
 
 def fill_in(text: str, words: Mapping[str, str]) -> str:

@@ -70,7 +70,8 @@ def file_error(exc: BaseException) -> MachineError | None:
     if isinstance(exc, PermissionError):
         return MachineError(
             f"your account may not use {path}",
-            code="path-not-permitted",
+            code="access-denied",
+            about="path",
             where=path,
             why=why,
             fix=f"choose another path, or change the permissions (`namei -l {path}` shows them)",

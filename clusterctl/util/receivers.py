@@ -104,7 +104,7 @@ def _receiver(target: str, number: int, where: str) -> Receiver:
     def invalid(why: str) -> UsageError:
         return UsageError(
             f"receiver {number} of messages is wrong",
-            code="notify-target",
+            about="notify",
             where=where,
             why=why,
             fix="write a command, such as 'notify-send clusterctl', or a URL of Apprise, such as "
@@ -135,7 +135,8 @@ def _is_known(url: str) -> bool:
     except ImportError as exc:
         raise MachineError(
             "messages to URLs need Apprise, which is not installed here",
-            code="apprise-missing",
+            code="tool-missing",
+            about="apprise",
             why=str(exc),
             fix="pip install 'clusterctl[notify]'",
         ) from exc

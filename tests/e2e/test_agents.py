@@ -10,12 +10,13 @@ from typing import Any
 
 from tests.support.agents import TRAIN, Agent, converse
 from tests.support.cluster import local_spec, of_this_run
+from tests.support.messages import condition
 from tests.support.residue import nothing_left
 from tests.support.verbs import SCRIPT, Clusterctl
 
 
 def codes(answer: dict[str, Any]) -> list[str]:
-    return [failure["code"] for failure in answer["failures"]]
+    return [condition(failure) for failure in answer["failures"]]
 
 
 async def work(agent: Agent) -> None:

@@ -55,7 +55,9 @@ def test_second_factor_is_asked_once(national: Site, tmp_path: Path) -> None:
     (user.folder / "own.sh").write_text("#!/bin/bash\necho there\n")
     with national.second_factor("stud"):
         before = logins(national)
-        assert codes(verb("attach", "national", "-o", "json", rc=1)) == ["login-needed"]
+        assert codes(verb("attach", "national", "-o", "json", rc=1)) == [
+            "login-refused/needs-answer"
+        ]
         with terminal(verb, "attach", "national") as window:
             window.read_until("assword:")
             window.type(f"{PASSWORD}\n")

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.foreign.site import NODES, PASSWORD, Kind, Site, site
 from tests.support.foreign.user import User, user_of
-from tests.support.messages import codes
+from tests.support.messages import codes, condition
 from tests.support.processes import eventually
 from tests.support.standalone import real_python, standalone_list
 from tests.support.terminal import terminal
@@ -116,15 +116,19 @@ CELLS = (
     Cell("proxy-jump", way="-jump", change=Site.behind_jump),
     Cell("two-logins-under-a-name", way="-any"),
     Cell("second-factor", change=lambda one: one.second_factor("stud")),
-    Cell("few-bytes-left", change=lambda one: one.full_homes(5), refused="files-unwritable"),
-    Cell("few-files-left", change=lambda one: one.few_files(50), refused="environment-failed"),
+    Cell("few-bytes-left", change=lambda one: one.full_homes(5), refused="file-unwritable/here"),
+    Cell(
+        "few-files-left",
+        change=lambda one: one.few_files(50),
+        refused="packages-unmet/installation",
+    ),
     Cell("sacct-refused", change=lambda one: one.sacct("refused")),
     Cell("sacct-truncated", change=lambda one: one.sacct("truncated")),
     Cell("sacct-gone-during-a-job", during=Site.without_slurmdbd),
     Cell(
         "four-jobs-at-once",
         change=lambda one: one.limits("stud", MaxSubmitJobs="4"),
-        refused_job=("too-many-tasks", ("--array", "0-4")),
+        refused_job=("job-unfit/tasks", ("--array", "0-4")),
     ),
     Cell(
         "account-and-qos-compulsory",
@@ -144,14 +148,14 @@ CELLS = (
     Cell(
         "partitions-refused", "campus", change=refusing("job.partition ~= nil", "name no partition")
     ),
-    Cell("homes-not-on-nodes", change=without_homes, refused="proof-failed"),
-    Cell("module-not-on-nodes", change=without_module, refused="proof-failed"),
+    Cell("homes-not-on-nodes", change=without_homes, refused="not-ready/proof"),
+    Cell("module-not-on-nodes", change=without_module, refused="not-ready/proof"),
     Cell("python-3.6", change=lambda one: one.only_python("3.6"), has_download=True),
     Cell("python-3.9", change=lambda one: one.only_python("3.9"), has_download=True),
     Cell(
         "python-3.9-without-a-download",
         change=lambda one: one.only_python("3.9"),
-        refused="python-not-downloaded",
+        refused="transfer-failed/python-download",
     ),
 )
 
@@ -180,7 +184,7 @@ def test_attached_cluster_runs_a_job(
     before = one.listing(cell.person)
     with cell.change(one):
         answer = attach(user, cell)
-        assert [failure["code"] for failure in answer["failures"]] == (
+        assert [condition(failure) for failure in answer["failures"]] == (
             [cell.refused] if cell.refused else []
         )
         if not cell.refused:
@@ -261,7 +265,7 @@ def test_sweep_above_the_array_limit_runs_packed(
     with nullcontext() if kind == "national" else one.slurm("MaxArraySize=11"):
         user.clusterctl("attach", kind, "--name", kind)
         alone = ("-o", "json", "--cluster", kind, "submit", "swept.py", "--sweep", sweep)
-        assert codes(user.clusterctl(*alone, rc=2)) == ["array-too-large"]
+        assert codes(user.clusterctl(*alone, rc=2)) == ["job-unfit/array-index"]
         job_id = ask("submit", "swept.py", "--sweep", sweep, "--pack", "--wait")["job_id"]
         (run,) = ask("collect", job_id)["runs"]
         assert len(ask("runs", "show", run["dir"])["run"]["tasks"]) == 25

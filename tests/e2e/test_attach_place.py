@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.foreign.site import Site
 from tests.support.foreign.user import user_of
-from tests.support.messages import codes
+from tests.support.messages import codes, condition
 
 NAME = "placed"
 
@@ -38,11 +38,11 @@ def test_attach_keeps_all_files_in_its_folder_until_detach(national: Site, tmp_p
         path for path in new if path not in {".", "./ours"} and not path.startswith("./ours/")
     } == set()
 
-    assert "only-copy" in codes(verb("detach", *cluster, "-o", "json", rc=1))
+    assert "would-lose/files" in codes(verb("detach", *cluster, "-o", "json", rc=1))
     verb("collect", job, *cluster)
     national.ssh("carla", f"echo made there >{folder}/files/notes.txt")
     refusal = verb("detach", *cluster, "-o", "json", rc=1).json["failures"]
-    assert [failure["code"] for failure in refusal] == ["only-copy"]
+    assert [condition(failure) for failure in refusal] == ["would-lose/files"]
     assert "notes.txt" in refusal[0]["cause"]
     verb("collect", "--all", *cluster)
     (copy,) = user.folder.glob("runs/*/files/notes.txt")

@@ -45,7 +45,7 @@ def test_slurm_of_a_module_is_used(national: Site, tmp_path: Path) -> None:
     ):
         (other := tmp_path / "without").mkdir()
         refusal = user_of(national, "stud", other).clusterctl("attach", "national", *NAMED, rc=1)
-        assert codes(refusal) == ["no-slurm-here"]
+        assert codes(refusal) == ["tool-missing/slurm"]
         assert "--module slurm/24.11" in refusal.json["failures"][0]["fix"]
         (own := tmp_path / "with").mkdir()
         with attached(national, own, "--module", "slurm/24.11") as answer:

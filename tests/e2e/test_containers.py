@@ -145,7 +145,7 @@ def test_wrong_images_are_refused_before_a_job(
 ) -> None:
     listed = cluster("jobs").stdout
     words = ("submit", program, "--container", f"docker://{own_registry.address}/lab/none:1")
-    assert codes(cluster("-o", "json", *words, rc=1)) == ["image-not-fetched"]
+    assert codes(cluster("-o", "json", *words, rc=1)) == ["transfer-failed/image"]
     assert cluster("jobs").stdout == listed
 
 

@@ -236,8 +236,8 @@ def test_cluster_with_a_lost_workspace_is_removed_by_the_listed_command(
     typed = shlex.split(listed["fix"])[1:]
     # Nothing can be looked at without its keys.
     assert "--discard" in convergence_cluster.runner(*typed, "--yes", rc=1).stderr
-    assert codes(convergence_cluster("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
+    assert codes(convergence_cluster("-o", "json", "down", "--yes", rc=2)) == ["not-found/cluster"]
     assert "cleanup verified" in convergence_cluster.runner(*typed, "--yes", "--discard").stdout
-    assert codes(convergence_cluster("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
+    assert codes(convergence_cluster("-o", "json", "down", "--yes", rc=2)) == ["not-found/cluster"]
     kept.rename(convergence_cluster.workspace)
     convergence_cluster("down", "--yes", "--discard")

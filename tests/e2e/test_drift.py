@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, local_spec, raised
-from tests.support.messages import shows
+from tests.support.messages import condition, shows
 from tests.support.sweeps import in_sweep
 
 PARTITION = "{{name: train, nodes: {}, cpus: 1, memory: 2GiB, disk: 256MiB}}"
@@ -207,7 +207,7 @@ def test_up_recreates_a_node_that_lost_a_package(drift_cluster: Cluster) -> None
     before = drift_cluster.ssh(third, boot)
     drift_cluster.ssh(second, "sudo dpkg --remove --force-depends munge")
     (found,) = drift_cluster("-o", "json", "up", rc=1).json["failures"]
-    assert (found["host"], found["code"]) == (second, "package-missing"), found
+    assert (found["host"], condition(found)) == (second, "host-unfit/package"), found
     assert found["cause"].endswith(": munge")
     assert f" node replace {second}`" in found["fix"]
     assert failure(
@@ -346,7 +346,7 @@ def test_up_with_a_full_disk_names_it(drift_cluster: Cluster) -> None:
     second = node(drift_cluster, 2)
     drift_cluster.ssh(second, "sudo dd if=/dev/zero of=/big bs=1M", rc=None)
     found = failure(drift_cluster("-o", "json", "up", rc=1).json)
-    assert (found["host"], found["code"]) == (second, "disk-full")
+    assert (found["host"], condition(found)) == (second, "disk-full")
     assert "/ is full" in found["cause"]
     drift_cluster.ssh(second, "sudo rm /big")
     # Not sooner: Slurm takes some seconds to save a job that has just begun, and requeues what it
@@ -440,12 +440,12 @@ def test_cluster_grows_and_shrinks_beside_the_job_as_planned(drift_cluster: Clus
     drift_cluster("cancel", on_second, waits)
     drift_cluster("wait", on_second, waits, rc=None)
     # Nobody was there to be asked.
-    assert failure(up(rc=2))["code"] == "needs-confirmation"
+    assert failure(up(rc=2))["code"] == "confirmation-needed"
     assert len(drift_cluster.json("status")["nodes"]) == 5
 
     drift_cluster.ssh(fourth, f"sudo -u {drift_cluster.user} sh -c 'echo kept >/var/tmp/kept.txt'")
     (only,) = up("--yes", rc=1)["failures"]
-    assert only["code"] == "only-copy"
+    assert condition(only) == "would-lose/files"
     assert f"/var/tmp/kept.txt on {fourth}" in only["cause"]
     assert len(drift_cluster.json("status")["nodes"]) == 5
     brought = [
@@ -466,7 +466,7 @@ def test_up_refuses_to_give_a_uid_to_another_user(drift_cluster: Cluster) -> Non
     if drift_cluster.user == "hpc":
         assert shows(" ".join(drift_cluster.json("plan")["notes"]), "uid-taken")
         refused = failure(drift_cluster.json("up", rc=2))
-        assert refused["code"] == "uid-taken"
+        assert condition(refused) == "host-unfit/uid-taken"
         assert "hpc" in refused["cause"]
     drift_cluster.spec.write_text(text)
 
@@ -494,7 +494,7 @@ def test_up_installs_packages_that_the_spec_gained(drift_cluster: Cluster) -> No
     assert daemons(drift_cluster, 1) == slurmd
     drift_cluster.spec.write_text(f"{text}software: {{packages: [no-such-package]}}\n")
     refused = failure(drift_cluster.json("up", rc=1))
-    assert refused["code"] == "machine-command-failed"
+    assert condition(refused) == "tool-failed/machine"
     drift_cluster.spec.write_text(text)
 
 
@@ -512,7 +512,7 @@ def test_up_refuses_another_slurm_release_before_changes(drift_cluster: Cluster)
     drift_cluster.spec.write_text(text.replace("slurm: {", 'slurm: {version: "26.05", '))
     for words in (("plan",), ("up",), ("up", "--reconfigure")):
         refused = failure(drift_cluster.json(*words, rc=2))
-        assert refused["code"] == "slurm-changed"
+        assert condition(refused) == "fixed-while-up/slurm"
         assert "clusterctl down" in refused["fix"]
     after = (
         applied.read_bytes(),

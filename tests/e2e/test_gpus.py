@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, local_spec, raised
-from tests.support.messages import codes, shows
+from tests.support.messages import codes, condition, shows
 from tests.support.nvidia import machines
 from tests.support.nvidia.machines import becomes, furnish, put
 from tests.support.processes import eventually
@@ -139,7 +139,7 @@ def test_jobs_that_restart_together_on_a_node_have_different_ports(gpus: Cluster
 def test_job_that_its_partition_can_not_run_is_refused(gpus: Cluster) -> None:
     memory = gpus("-o", "json", "submit", "probe", "-p", "parts", "--mem", "4GiB", rc=2)
     time = gpus("-o", "json", "submit", "probe", "-p", "train", "--time", "2h", rc=2)
-    assert (codes(memory), codes(time)) == (["node-too-small"], ["time-above-limit"])
+    assert (codes(memory), codes(time)) == (["job-unfit/node-size"], ["job-unfit/time"])
 
 
 @pytest.mark.parametrize(("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1", "0")])
@@ -174,7 +174,7 @@ def test_unhealthy_node_is_drained_with_a_reason_and_resumed(gpus: Cluster) -> N
     output = _wait(gpus, lambda output: "drain" in output)
     assert "clusterctl health: GPU 0: 97 C" in output
     (failure,) = gpus.json("up", "--yes", rc=1)["failures"]
-    assert failure["code"] == "gpu-unhealthy"
+    assert condition(failure) == "gpu-unhealthy"
     assert "GPU 0: 97 C" in failure["cause"]
     _becomes(gpus, _two_t4())
     assert _wait(gpus, lambda output: output.startswith("idle ")).startswith("idle none")
@@ -196,7 +196,7 @@ def test_mig_devices_that_a_boot_has_removed_are_named(gpus: Cluster) -> None:
         lambda: [
             found
             for found in gpus("-o", "json", "doctor", node, rc=None).json["findings"]
-            if found["code"] == "gpu-devices"
+            if condition(found) == "gpu-devices"
         ]
     )
     assert "/dev/nvidia-caps/nvidia-cap" in found[0]["why"]

@@ -108,7 +108,7 @@ def test_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> Non
         project / "my image.sif",
         "--wait",
     )
-    assert codes(cluster("-o", "json", *words, rc=2)) == ["no-container-engine"]
+    assert codes(cluster("-o", "json", *words, rc=2)) == ["unsupported/container"]
     # `submit` looks at the first node only, so the job reaches the second one.
     first = f"{cluster.name}-train-1"
     place = "/usr/local/bin/apptainer"

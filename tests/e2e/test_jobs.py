@@ -749,7 +749,7 @@ def test_submit_flags_replace_only_the_same_options_of_a_script(cluster: Cluster
     assert cluster.sacct(second, "Start") >= cluster.sacct(first, "End")
     assert cluster.sacct(second, "NodeList") == node
     impossible = cluster("-o", "json", "submit", "probe", "--after", f"{first}:notok", rc=2)
-    assert codes(impossible) == ["dependency-never-satisfied"]
+    assert codes(impossible) == ["job-unfit/dependency"]
 
 
 def test_submit_of_a_job_that_slurm_cannot_run_is_refused_with_a_fix(cluster: Cluster) -> None:
@@ -757,7 +757,7 @@ def test_submit_of_a_job_that_slurm_cannot_run_is_refused_with_a_fix(cluster: Cl
     assert [word for word in ("sacctmgr", "leave out --gpus") if word not in refusal] == []
     old = script(cluster, "old.sh", "#SBATCH --cpus-per-task=9999\n#SBATCH -N9 -p gone\ntrue\n")
     unfit = cluster("-o", "json", "submit", old, rc=2)
-    assert codes(unfit) == ["unknown-partition", "too-many-nodes", "node-too-small"]
+    assert codes(unfit) == ["not-found/partition", "job-unfit/nodes", "job-unfit/node-size"]
 
 
 def test_qos_account_and_resources_reach_slurm(cluster: Cluster) -> None:

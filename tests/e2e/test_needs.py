@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, local_spec, raised
+from tests.support.messages import condition
 from tests.support.processes import eventually
 from tests.support.sweeps import in_sweep
 
@@ -65,7 +66,7 @@ NEEDS = {
         f"rm {PROGRAMS}/stat",
         "shared-folder-away",
         "does not answer within",
-        by_up="folder-silent",
+        by_up="host-unfit/folder-silent",
     ),
     "the jobs' Python": Away(
         f"chmod 750 {ENV}", f"chmod 755 {ENV}", "job-python", "Permission denied", by_up=""
@@ -150,7 +151,7 @@ def node(cluster: Cluster) -> dict[str, Any]:
 def findings(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """Code -> what `doctor` finds on the node."""
     answer = cluster("-o", "json", "doctor", bad(cluster), rc=None).json
-    return {found["code"]: found for found in answer["findings"]}
+    return {condition(found): found for found in answer["findings"]}
 
 
 def await_return(cluster: Cluster) -> None:
@@ -176,7 +177,7 @@ def test_need_that_is_away_drains_the_node_until_it_is_back(one: Cluster, need: 
         )
         assert drained["reason"].startswith("clusterctl health: ")
         assert "drain" in drained["state"]
-        found = findings(one)[away.code]
+        found = findings(one)[condition(away)]
         assert (found["level"], away.says in found["why"]) == ("error", True)
         job = one.json("submit", script)["job_id"]
         (waits,) = eventually(
@@ -185,7 +186,7 @@ def test_need_that_is_away_drains_the_node_until_it_is_back(one: Cluster, need: 
         )
         assert waits["job_id"] == job
         answer = one("-o", "json", "up", rc=1 if away.by_up else 0).json
-        failures = [(failure["host"], failure["code"]) for failure in answer.get("failures", ())]
+        failures = [(failure["host"], condition(failure)) for failure in answer.get("failures", ())]
         assert failures == ([(bad(one), away.by_up)] if away.by_up else [])
     finally:
         as_root(one, away.give)
@@ -223,11 +224,11 @@ def test_failed_job_names_what_its_node_lacks(one: Cluster) -> None:
     as_root(one, NEEDS["shared folder"].take)
     try:
         unknown = one.json("submit", script, "--wait", rc=4)["diagnosis"]
-        assert unknown["code"] == "log-not-writable"
+        assert condition(unknown) == "log-not-writable"
         as_root(one, "chmod +x /opt/clusterctl/health")
         eventually(lambda: "/shared/home/." in node(one)["reason"], PATIENCE_S)
         known = one.json("logs", unknown["job_id"])["diagnosis"]
-        assert known["code"] == "node-unfit"
+        assert condition(known) == "node-unfit"
         assert "/shared/home/." in known["cause"]
     finally:
         as_root(one, f"chmod +x /opt/clusterctl/health; {NEEDS['shared folder'].give}")
@@ -266,13 +267,13 @@ def drifted(cluster: Cluster) -> dict[str, str]:
     made slurmd end so often that `doctor` names that, too.
     """
     findings = cluster("-o", "json", "doctor", rc=None).json["findings"]
-    return {each["host"]: each["why"] for each in findings if each["code"] == "drifted"}
+    return {each["host"]: each["why"] for each in findings if condition(each) == "drifted"}
 
 
 def controller_lacks(cluster: Cluster) -> list[str]:
     """Return the codes of what `status` says that the controller lacks."""
     answer = cluster.json("status")
-    codes = [lack["code"] for lack in answer["controller_lacks"]]
+    codes = [condition(lack) for lack in answer["controller_lacks"]]
     assert answer["ready"] == (not codes)
     return codes
 
@@ -283,9 +284,9 @@ def test_status_names_a_controller_without_its_shared_folder(one: Cluster) -> No
     assert controller_lacks(one) == []
     as_root(one, away.take, controller)
     try:
-        assert controller_lacks(one) == [away.code]
+        assert controller_lacks(one) == [condition(away)]
         answer = one("-o", "json", "doctor", controller, rc=1).json
-        assert away.code in {found["code"] for found in answer["findings"]}
+        assert condition(away) in {condition(found) for found in answer["findings"]}
     finally:
         as_root(one, away.give, controller)
     assert controller_lacks(one) == []
@@ -310,7 +311,7 @@ def test_status_names_daemons_of_the_controller_that_end_again_and_again(one: Cl
 
     def codes() -> set[str] | None:
         failures = one("-o", "json", "status", rc=1).json["failures"]
-        found = {failure["code"] for failure in failures}
+        found = {condition(failure) for failure in failures}
         return found if "slurmctld-restarts" in found else None
 
     try:

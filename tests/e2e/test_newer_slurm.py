@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster import Cluster, raised
+from tests.support.messages import condition
 
 pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "slurm-26.05")]
 SPEC = """\
@@ -63,7 +64,7 @@ def test_srun_without_pmix_starts_no_separate_ranks(newer: Cluster) -> None:
     script = newer.runner.cwd / "ranks.sh"
     script.write_text(RANKS.format(launch="srun --mpi=pmix"))
     (failure,) = newer.json("submit", script, "--nodes", "2", rc=2)["failures"]
-    assert failure["code"] == "no-pmix"
+    assert condition(failure) == "job-unfit/pmix"
     script.write_text(RANKS.format(launch="srun"))
     newer("submit", script, "--nodes", "2", "--wait", rc=4)
     shown = newer("logs")

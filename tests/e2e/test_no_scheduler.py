@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, raised, records
-from tests.support.messages import codes
+from tests.support.messages import codes, condition
 from tests.support.nvidia import machines
 from tests.support.nvidia.machines import becomes
 from tests.support.processes import eventually
@@ -162,7 +162,7 @@ def test_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, script: 
     becomes(sh, machines.hot())
     refused = plain("-o", "json", "submit", path, "--nodes", "2", rc=1)
     (failure,) = refused.json["failures"]
-    assert (failure["code"], failure["host"]) == ("unhealthy", unhealthy)
+    assert (condition(failure), failure["host"]) == ("host-unfit/health", unhealthy)
     assert failure["cause"].startswith("GPU 0: 96 C")
     becomes(sh, machines.rtx_4070())
     assert plain.json("submit", path, "--nodes", "2", "--wait")["state"] == "COMPLETED"
@@ -175,7 +175,7 @@ def test_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
     assert codes(failed) == ["job-failed"]
     found = failed.json["diagnosis"]
     # Without its traceback, an exception is a line like any other.
-    assert (found["code"], found["rank"], found["host"]) == ("exit-code", 1, nodes(plain)[1])
+    assert (condition(found), found["rank"], found["host"]) == ("exit-code", 1, nodes(plain)[1])
     assert found["lines"] == ["KeyError: 'a bug'"]
     assert plain.job(failed.json["job_id"])["exit_code"] == found["exit_code"] == 1
     assert not [host for host in nodes(plain) if "fails.py" in processes(plain, host)]
@@ -186,7 +186,7 @@ def test_jobs_run_one_at_a_time_and_cancel_ends_all_ranks(plain: Cluster, script
     first = plain.json("submit", path, "--nodes", "2")["job_id"]
     refused = plain("-o", "json", "submit", "train", rc=1)
     (failure,) = refused.json["failures"]
-    assert failure["code"] == "busy"
+    assert condition(failure) == "in-use/hosts"
     assert first in failure["cause"]
     assert plain.user in failure["cause"]
     again = plain.json("up")
@@ -219,7 +219,9 @@ def test_options_that_need_slurm_are_refused_by_name(plain: Cluster, script: Any
     assert "--qos, --array" in refused
     directives = script("directives.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n")
     assert "#SBATCH --nodes=2" in plain("submit", directives, rc=2).stderr
-    assert codes(plain("-o", "json", "submit", "train", "--nodes", "3", rc=2)) == ["too-many-nodes"]
+    assert codes(plain("-o", "json", "submit", "train", "--nodes", "3", rc=2)) == [
+        "job-unfit/nodes"
+    ]
     assert "needs Slurm" in plain("shell", "--", "true", rc=2).stderr
     spec = plain.runner.cwd / "slurm.yaml"
     spec.write_text(plain.spec.read_text().replace("scheduler: none", "scheduler: slurm"))
@@ -250,7 +252,7 @@ def test_down_refuses_only_copies_until_they_are_collected(
     sleeper = plain.json("submit", script("sleeper.sh", SLEEPER), "--nodes", "2")["job_id"]
 
     refused = plain.json("down", "--yes", rc=1)["failures"]
-    assert {one["code"] for one in refused} == {"only-copy"}
+    assert {condition(one) for one in refused} == {"would-lose/files"}
     causes = [one["cause"] for one in refused]
     assert causes[0].startswith(f"job {sleeper} (sleeper) of {plain.user} is RUNNING")
     assert causes[1].startswith(f"files of job {job} (saves): 2.9 MiB")

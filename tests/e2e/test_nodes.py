@@ -81,10 +81,10 @@ def test_node_verbs_refuse_unknown_and_managed_nodes(cluster: Cluster) -> None:
     node = f"{cluster.name}-train-1"
     other = f"{cluster.name}-train-9"
     for argv, code in (
-        (("node", "drain", other, "--reason", "x"), "unknown-name"),
-        (("node", "drain", node, "--reason", " "), "reason-empty"),
-        (("node", "add", node), "not-own-machines"),
-        (("node", "remove", node), "not-own-machines"),
-        (("up", "--limit", node), "not-own-machines"),
+        (("node", "drain", other, "--reason", "x"), "not-found/name"),
+        (("node", "drain", node, "--reason", " "), "option-invalid/reason"),
+        (("node", "add", node), "unsupported/nodes"),
+        (("node", "remove", node), "unsupported/nodes"),
+        (("up", "--limit", node), "unsupported/nodes"),
     ):
         assert codes(cluster("-o", "json", *argv, rc=2)) == [code]

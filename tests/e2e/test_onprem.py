@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.own import asking, at_home, knowing, owner, raised
 from tests.support.cluster import Cluster
 from tests.support.lab import GATE, PASSWORD, ROUTE_OUT, Box, Lab, copy_folder, lab
+from tests.support.messages import condition
 from tests.support.verbs import Clusterctl
 from tests.support.wheels import debian_bundle, unconnected
 
@@ -99,17 +100,17 @@ def test_up_reports_all_wrong_machines_before_changing_any(
     known.write_text(known.read_text().replace(machines.host("node1").host_key, wrong))
     ran = user("-o", "json", "-f", spec, "up", rc=1)
     failures = {one["host"]: one for one in ran.json["failures"]}
-    assert {host: one["code"] for host, one in failures.items()} == {
+    assert {host: condition(one) for host, one in failures.items()} == {
         "node1": "host-key",
-        "node2": "sudo-password",
+        "node2": "sudo/password",
         "spare": "login-refused",
     }
     assert "SUDO_ASKPASS" in failures["node2"]["fix"]
     assert "nobody-here" in failures["spare"]["cause"]
     wrongly = owner(machines, user.home, tmp_path, {**user.environ, **asking(tmp_path, "wrong")})
     bad = wrongly("-o", "json", "-f", spec, "up", rc=1)
-    codes = {one["host"]: one["code"] for one in bad.json["failures"]}
-    assert codes["node2"] == "sudo-wrong-password"
+    codes = {one["host"]: condition(one) for one in bad.json["failures"]}
+    assert codes["node2"] == "sudo/wrong-password"
     assert not (clusterctl.home / cluster_name).exists()  # nothing was begun
 
 
@@ -221,7 +222,7 @@ def test_machine_of_one_cluster_is_not_taken_by_another(
     own = owner(machines, cluster.runner.home, tmp_path, at_home(tmp_path))
     (tmp_path / ".ssh/known_hosts").write_text(line)  # what the user's own ssh knows is known
     ran = own("-o", "json", "-f", spec, "up", rc=1)
-    (claimed,) = (one for one in ran.json["failures"] if one["code"] == "claimed")
+    (claimed,) = (one for one in ran.json["failures"] if condition(one) == "in-use/machine")
     assert cluster.name in claimed["cause"]
     assert not (own.home / "other").exists()  # nothing was begun
     assert cluster.json("status")["ready"]

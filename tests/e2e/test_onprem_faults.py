@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.support.lab import Box, Lab, lab
+from tests.support.messages import condition
 from tests.support.processes import as_root
 from tests.support.verbs import Clusterctl
 
@@ -27,7 +28,7 @@ OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0PTNqbyrBJ7lBB7gR9M7zZbS6s1xK
 EARLY = f'#!/bin/sh\nLD_PRELOAD=/opt/early.so FAKETIME=+{HOUR_S}s exec /usr/bin/python3.11 "$@"\n'
 # What keeps each of these machines out, as its finding says it.
 EXPECTED = {
-    "nosudo": "sudo-password",
+    "nosudo": "sudo/password",
     "full": "disk-full",
     "wrongkey": "login-refused",
     "otherhost": "host-key",
@@ -82,7 +83,7 @@ def errors(findings: list[dict[str, Any]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for finding in findings:
         if finding["level"] == "error":
-            found.setdefault(finding["host"], []).append(finding["code"])
+            found.setdefault(finding["host"], []).append(condition(finding))
     return found
 
 

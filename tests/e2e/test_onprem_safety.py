@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.own import differences, picture
 from tests.support.lab import Box, Lab, lab
+from tests.support.messages import condition
 from tests.support.nested import leader
 from tests.support.verbs import Clusterctl
 
@@ -170,7 +171,9 @@ def test_node_replace_replaces_an_unreachable_machine(raised: Raised, job: str) 
     assert status["ready"]
     assert raised.sh("node1", "srun --immediate=20 -w node3 hostname").strip() == "node4"
     (found,) = (
-        one for one in raised.json("doctor")["findings"] if one["code"] == "pending-release"
+        one
+        for one in raised.json("doctor")["findings"]
+        if condition(one) == "leftovers/pending-release"
     )
     assert found["host"] == "node3"
     assert raised.state_of(job) == "RUNNING"

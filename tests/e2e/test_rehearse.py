@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.messages import condition
 
 FAULTS = ("rank-killed", "rank-frozen", "time-limit", "checkpoint-torn", "node-killed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ def test_rehearse_notices_a_checkpoint_that_is_not_verified(cluster: Cluster) ->
     assert (torn["verdict"], torn["identical"]) == ("differs", False)
     assert [line["line"] for line in torn["missing"]] == ["verifies"]
     assert len(answer["undisturbed"]["checkpoints"]) == 4
-    assert [failure["code"] for failure in answer["failures"]] == ["not-survived"]
+    assert [condition(failure) for failure in answer["failures"]] == ["job-failed/rehearsal"]
     assert answer["best_interval_s"] > answer["save_s"] > 0
 
 

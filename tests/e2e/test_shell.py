@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.manual import ROOT
-from tests.support.messages import shows
+from tests.support.messages import condition, shows
 from tests.support.processes import eventually
 from tests.support.sweeps import in_sweep
 from tests.support.terminal import Terminal, terminal
@@ -105,8 +105,8 @@ def test_shell_answers_in_json(cluster: Cluster) -> None:
     assert cluster.sacct(answer["job_id"], "ReqMem,Timelimit,JobName") == "200M|00:05:00|shell"
     failed = cluster.json("shell", "--", "false", rc=1)
     assert not failed["ok"]
-    assert failed["failures"][0]["code"] == "command"
-    assert cluster.json("shell", rc=2)["failures"][0]["code"] == "no-json-answer"
+    assert condition(failed["failures"][0]) == "job-failed/command"
+    assert condition(cluster.json("shell", rc=2)["failures"][0]) == "option-invalid/output"
 
 
 def test_shell_passes_stdin_to_the_command(cluster: Cluster) -> None:
@@ -373,5 +373,5 @@ def test_entry_of_a_job_ends_with_the_job(cluster: Cluster) -> None:
     late = subprocess.run([*ssh, "true"], capture_output=True, text=True, timeout=120, check=False)
     assert (late.returncode, re.findall("job ([0-9_]+)", late.stderr)) == (255, [f"{job_id}_2"])
     cluster.job_in("CANCELLED", f"{job_id}_2")
-    assert cluster.json("code", f"{job_id}_2", rc=2)["failures"][0]["code"] == "job-not-running"
+    assert condition(cluster.json("code", f"{job_id}_2", rc=2)["failures"][0]) == "not-running/job"
     assert not (cluster.workspace / "entries" / f"{job_id}_2").exists()

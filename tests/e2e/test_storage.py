@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.faults import Victim, eventually_none
 from tests.support.cluster import Cluster, raised
-from tests.support.messages import codes
+from tests.support.messages import codes, condition
 from tests.support.processes import as_root, eventually
 from tests.support.verbs import SCRIPT, Clusterctl
 from tests.support.wheels import a_wheel
@@ -122,11 +122,11 @@ cat /etc/slurm/slurmdbd.conf
 EXIT_0 = ("scontrol write batch_script",)
 # Verbs at another's job, and the codes of their errors.
 VERBS = {
-    "logs": "job-of-another-user",
-    "code": "job-of-another-user",
-    "collect": "job-of-another-user",
-    "cancel": "job-not-cancelled",
-    "replay": "run-not-collected",
+    "logs": "not-yours/user",
+    "code": "not-yours/user",
+    "collect": "not-yours/user",
+    "cancel": "slurm-refused/job-cancel",
+    "replay": "not-found/collected-run",
 }
 
 
@@ -182,7 +182,7 @@ def intrude(run: Callable[..., Any], login: str, victim: Mapping[str, str]) -> N
         assert tried.returncode or line.startswith(EXIT_0), (line, tried)
     for verb, code in VERBS.items():
         tried = run(f"clusterctl -o json {verb} {victim['job']} || true")
-        assert [each["code"] for each in json.loads(tried.stdout)["failures"]] == [code], verb
+        assert [condition(each) for each in json.loads(tried.stdout)["failures"]] == [code], verb
 
 
 def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) -> None:
@@ -426,7 +426,7 @@ def test_killed_down_is_finished_by_the_next(storage_cluster: Cluster) -> None:
     assert ended.rc == -signal.SIGKILL, ended
     assert "Traceback" not in ended.stderr
     ran = storage_cluster("-o", "json", "down", "--yes", rc=None)
-    assert ran.rc == 0 or codes(ran) == ["unknown-cluster"], ran
+    assert ran.rc == 0 or codes(ran) == ["not-found/cluster"], ran
     assert eventually_none(storage_cluster.runner.home) == []
 
 
@@ -443,7 +443,7 @@ def test_up_uses_the_storage_again(storage_cluster: Cluster) -> None:
     other = storage_cluster.runner.cwd / "other.yaml"
     other.write_text(storage_cluster.spec.read_text().replace("12001", "12003"))
     (refused,) = storage_cluster.runner("-o", "json", "-f", other, "up", rc=2).json["failures"]
-    assert refused["code"] == "storage-users-differ"
+    assert condition(refused) == "option-invalid/storage-users"
     assert re.findall("ada|[0-9]+", refused["cause"])[-3:] == ["ada", "12003", "12001"]
     assert not (storage_cluster.workspace / "id").exists()
     storage_cluster.spec.write_text(storage_cluster.spec.read_text().replace("ada.pub", "late.pub"))
@@ -498,9 +498,9 @@ def test_storage_remove_deletes_the_storage(storage_cluster: Cluster) -> None:
     assert storage["what"] in storage_cluster.runner(*remove, "--yes", rc=1).stderr
     # --discard does not replace the confirmation.
     assert codes(storage_cluster.runner("-o", "json", *remove, "--discard", rc=2)) == [
-        "needs-confirmation"
+        "confirmation-needed"
     ]
     assert storage["what"] in storage_cluster.runner(*remove, "--yes", "--discard").stderr
     assert storage_of(storage_cluster) is None
     ran = storage_cluster.runner("-o", "json", *remove, rc=None)
-    assert codes(ran) == ["unknown-storage"]
+    assert codes(ran) == ["not-found/storage"]

@@ -21,6 +21,7 @@ from clusterctl.providers.local.layout import CACHE
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec.providers.local import LocalSettings
 from tests.support.cluster import raised
+from tests.support.messages import condition
 from tests.support.nested import CLUSTERCTL, PLACE, Host, booted
 
 pytestmark = pytest.mark.platform("real", "systemd-host")
@@ -162,7 +163,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
         f"{OVERLAY} /var/lib/clusterctl",
         "umount /var/lib/clusterctl; rm -r /run/faulty",
         {},
-        "no-overlayfs",
+        "host-unfit/overlayfs",
         ("/var/lib",),
     ),
     "routes": (
@@ -170,21 +171,21 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
         "192.168.0.0/16; do ip route add $range dev vpn; done",
         "ip link delete vpn",
         {},
-        "no-free-subnet",
+        "in-use/all-subnets",
         ("provider.subnet",),
     ),
     "subnet": (
         "ip link add office type bridge; ip addr add 10.77.3.1/16 dev office",
         "ip link delete office",
         {"subnet": "10.77.0.0/24"},
-        "subnet-in-use",
+        "in-use/subnet",
         ("10.77.0.0/24", "10.77.0.0/16"),
     ),
     "sudo": (  # a user whom no rule names: test_ordinary_user.py
         "chmod a-x /usr/bin/sudo",
         "chmod 4755 /usr/bin/sudo",
         {"user": STRANGER},
-        "no-right-to-start-nodes",
+        "sudo/nodes",
         ("install sudo",),
     ),
     "disk": (
@@ -202,7 +203,7 @@ def test_unfit_host_is_one_error_with_a_fix(host: Host, name: str) -> None:
     make, mend, options, code, words = FAULTS[name]
     with fault(host, make, mend):
         failure = refusal(host, **options)
-    assert failure["code"] == code
+    assert condition(failure) == code
     assert [word for word in words if word not in failure["cause"] + failure["fix"]] == []
 
 
@@ -216,7 +217,7 @@ def killed(host: Host, *argv: str) -> None:
 def test_up_killed_while_building_the_base_continues(host: Host) -> None:
     killed(host, *up("-f", spec(host, mirror=f"http://127.0.0.1:{PORT}/debian")))
     again = refusal(host, mirror="http://127.0.0.1:9/debian")
-    assert again["code"] == "machine-command-failed"
+    assert condition(again) == "tool-failed/machine"
     assert "Connection refused" in again["cause"]
     assert "provider.mirror" in again["fix"]
 
@@ -225,7 +226,7 @@ def test_up_killed_while_baking_the_image_continues(host: Host, other_image: Non
     env = {"PIP_INDEX_URL": f"http://127.0.0.1:{PORT}/simple", "PIP_RETRIES": "0"}
     killed(host, *up("-f", spec(host), env=env))
     again = refusal(host, env={**env, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"})
-    assert again["code"] == "wheels-not-downloaded"
+    assert condition(again) == "transfer-failed/wheels"
     assert "package index" in again["fix"]
 
 

@@ -1,8 +1,8 @@
 """Errors and notes by their codes. Tests assert these; only ``SHOWN`` has parts of texts.
 
-with refused("subnet-in-use", where="provider.subnet"): ...      # an error of ours, with its fields
-assert codes(result) == ["job-unknown"]                             # `-o json`
-assert shows(result.stderr, "job-unknown")                          # as a person reads it
+with refused("in-use/subnet", where="provider.subnet"): ...      # an error of ours, with its fields
+assert codes(result) == ["not-found/job"]                           # `-o json`
+assert shows(result.stderr, "not-up")                               # as a person reads it
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def refused(
     *values: str,
     **fields: object,
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expect an error with this code. The body gets pytest's `caught`.
+    """Expect an error of a condition, such as "in-use/subnet". The body gets pytest's `caught`.
 
     kind: the class of the error.
     values: names, numbers and commands that its text shows.
@@ -41,15 +41,31 @@ def refused(
     assert {name: getattr(error, name) for name in fields} == fields
 
 
+def condition(failure: object) -> str:
+    """Return the code of an error or of a failure, and the thing that it is about, such as
+    "not-found/run". For a mistake in a spec: its kind, such as "bad-format".
+
+    failure: an error, a failure, or a failure of `-o json`.
+    """
+    named = failure if isinstance(failure, Mapping) else None
+    code, about = (
+        (named.get(name, "") if named else getattr(failure, name, "")) for name in ("code", "about")
+    )
+    return about if code == "spec-invalid" and about else "/".join(filter(None, (code, about)))
+
+
 def codes_of(error: ClusterctlError | BadValueError | PayloadError | RankError) -> list[str]:
-    """Return the code of an error, then those of the failures behind it."""
+    """Return the conditions of an error and of the failures behind it, and the mistakes in values
+    by their own names, such as "bad-format".
+    """
     failures = error.failures if isinstance(error, ClusterctlError) else ()
-    return list(dict.fromkeys([error.code, *(failure.code for failure in failures)]))
+    mistakes = [failure.about for failure in failures if failure.about]
+    return list(dict.fromkeys([condition(error), *map(condition, failures), *mistakes]))
 
 
 def codes(result: CommandResult) -> list[str]:
-    """Return the codes of the failures in an answer of `-o json`."""
-    return [failure["code"] for failure in result.json["failures"]]
+    """Return the conditions of the failures in an answer of `-o json`."""
+    return [condition(failure) for failure in result.json["failures"]]
 
 
 def shows(text: str, code: str) -> bool:

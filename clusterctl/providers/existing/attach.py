@@ -245,7 +245,8 @@ def _known_workspace(request: AttachRequest) -> Workspace | None:
         names = ", ".join(workspace.root.name for workspace in with_login)
         raise UsageError(
             f"clusters {names} are attached as {request.login}",
-            code="which-cluster",
+            code="ambiguous",
+            about="cluster",
             fix="choose a cluster, or a new name, with --name",
         )
     return with_login[0] if with_login else None
@@ -258,7 +259,7 @@ def _checked_name(name: str) -> Workspace:
     if not is_cluster_name(name):
         raise UsageError(
             f"--name {name} can't be the name of a cluster",
-            code="not-a-cluster-name",
+            about="cluster-name",
             fix="use a lower-case letter, then at most 19 lower-case letters, digits or dashes",
         )
     workspace = Workspace.of(name)
@@ -270,7 +271,8 @@ def _checked_name(name: str) -> Workspace:
 def _name_taken(workspace: Workspace, reason: str, fix: str = "") -> UsageError:
     return UsageError(
         f"there is another cluster with the name {workspace.root.name!r}",
-        code="name-taken",
+        code="exists",
+        about="cloud-name",
         where=str(workspace.root),
         why=reason,
         fix=f"choose another name with --name{fix}",
@@ -435,7 +437,8 @@ def _reject_other_folder(transport: Transport, folder: str, recorded: str) -> No
     if path != recorded:
         raise UsageError(
             "the cluster is attached with another folder",
-            code="folder-differs",
+            code="exists",
+            about="folder",
             where=f"{transport.host}:{path}",
             why=f"clusterctl's files there are in {recorded}",
             fix="leave out the folder, or first remove the other with `clusterctl detach`",

@@ -57,7 +57,7 @@ class AttachedFolder(SiteFolder):
         if left:
             raise LeftoversError(
                 "some files of clusterctl can't be removed from the cluster",
-                code="folder-not-removed",
+                about="folder",
                 where=f"{self.transport.host}:{self.folder}",
                 why="\n".join(left),
                 fix="end the programs that use these files, then run `clusterctl detach` again",
@@ -72,7 +72,8 @@ class AttachedFolder(SiteFolder):
         if marks and marks[0] != self.cluster_id:
             raise UsageError(
                 "the folder on the cluster does not belong to this cluster",
-                code="folder-not-ours",
+                code="exists",
+                about="foreign-folder",
                 where=f"{self.transport.host}:{self.folder}",
                 why=f"its mark is {marks[0]!r}, and this cluster's id is {self.cluster_id!r}"
                 if marks[0]

@@ -107,7 +107,8 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
     found = ", ".join(f"{path} ({version})" for path, version in pythons.items()) or "none"
     raise UsageError(
         f"jobs can't use {python}" if python else f"the cluster has no Python {_RELEASES}",
-        code="no-python",
+        code="host-unfit",
+        about="python",
         why=f"jobs need Python {_RELEASES}; found: {found}",
         fix="pass a module that has such a Python with --module, or its path with --python; "
         "`module avail python` on the login node lists the site's modules; without either, "
@@ -140,7 +141,8 @@ def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
         return NodePlatform(release, minor or OLDEST_GLIBC)
     raise UsageError(
         "the packages of jobs can't be installed on the cluster",
-        code="platform-unfit",
+        code="packages-unmet",
+        about="platform",
         why=f"{problem}, and the packages need {need}",
         fix="attach a cluster, or choose a partition, with newer nodes",
     )
@@ -305,7 +307,7 @@ def _send_python(
     except CommandError as exc:
         raise TransferError(
             "the Python of jobs can't be unpacked on the cluster",
-            code="python-not-unpacked",
+            about="python",
             where=f"{transport.host}:{at}",
             why=exc.why,
             fix="choose a folder with --folder on a disk that has room, and whose programs may be run",
@@ -337,7 +339,8 @@ def _claim(
     if result.rc != 0 or "environments" not in answer:
         raise TransferError(
             "the folder can't be created on the cluster",
-            code="folder-not-made",
+            code="file-unwritable",
+            about="remote-folder",
             where=where,
             why=printable(result.stderr.strip()),
             fix="choose another folder with --folder",
@@ -355,7 +358,8 @@ def _claim(
         return answer, mark
     raise UsageError(
         f"the folder on the cluster {problem}",
-        code="folder-taken",
+        code="exists",
+        about="taken-folder",
         where=where,
         why=reason,
         fix=f"choose a new folder, for example with `--folder {path}-2`",
@@ -377,7 +381,8 @@ def _reject_unfit(folder: str) -> None:
 def _unfit(folder: str) -> UsageError:
     return UsageError(
         f"{folder!r} can't be the folder on the cluster",
-        code="folder-unfit",
+        code="files-unfit",
+        about="module",
         fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, of "
         "letters, digits and ._+@-",
     )

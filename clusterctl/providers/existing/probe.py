@@ -269,7 +269,8 @@ def parse(text: str, choices: Choices, host: str) -> SiteProbe:
         names = ", ".join(partition.name for partition in partitions)
         raise UsageError(
             f"the cluster has no partition {choices.partition!r}",
-            code="unknown-partition",
+            code="not-found",
+            about="partition",
             where=host,
             fix=f"use one of these with --partition: {names}",
         )
@@ -309,7 +310,12 @@ def _no_slurm(answer: _Answer, choices: Choices, host: str) -> MachineError:
         "spec"
     )
     return MachineError(
-        "this machine has no Slurm", code="no-slurm-here", where=host, why=reason, fix=fix
+        "this machine has no Slurm",
+        code="tool-missing",
+        about="slurm",
+        where=host,
+        why=reason,
+        fix=fix,
     )
 
 
@@ -322,7 +328,11 @@ def _no_answer(problem: str, refusal: str, host: str) -> SlurmError:
         )
     fix = f"try `sinfo` on the login node; {ASK_OPERATORS}"
     return SlurmError(
-        problem, code="no-partitions-listed", where=host, why=printable(refusal), fix=fix
+        problem,
+        about="partitions",
+        where=host,
+        why=printable(refusal),
+        fix=fix,
     )
 
 
@@ -387,7 +397,7 @@ def _nothing_accepted(
         fix = f"`clusterctl attach {empty}` lets `attach` search again; or {fix}"
     return SlurmError(
         "Slurm accepts no job of yours",
-        code="no-partition-accepts",
+        about="all-partitions",
         where=host,
         why="\n".join(f"{command}: {answer}" for answer, command in reversed(asked.items()))
         or "it lists no partition",

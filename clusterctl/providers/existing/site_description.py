@@ -109,7 +109,8 @@ def load_site(workspace: Workspace) -> SiteDescription:
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise UsageError(
             f"the description of the site of cluster {workspace.root.name!r} can't be read",
-            code="site-damaged",
+            code="record-damaged",
+            about="site",
             where=str(path),
             why=str(exc),
             fix="run `clusterctl attach` again, which writes the file",

@@ -67,7 +67,7 @@ _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 # Reasons for status 403 if calls come too fast.
 _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
-_NO_RIGHT: Final = "permission"
+_NO_RIGHT: Final = ("cloud-permission", "")
 _ZONE = re.compile(r"/zones/([^/]+)")
 _LOCATION: Final = re.compile(r"(?:.*/)?([a-z]+-[a-z]+[0-9]+)(?:-[a-z])?")
 _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use)\b")
@@ -144,7 +144,14 @@ class Api:
                 message = "Google could not search all zones and regions"
                 reason = f"not searched: {', '.join(unreachable)}"
                 fix = "try again later"
-                raise CloudError(message, code="cloud-incomplete", where=path, why=reason, fix=fix)
+                raise CloudError(
+                    message,
+                    code="unreachable",
+                    about="cloud-zones",
+                    where=path,
+                    why=reason,
+                    fix=fix,
+                )
             yield page
             if not page.get("nextPageToken"):
                 return
@@ -210,13 +217,20 @@ class Api:
             message = "Google does not answer"
             fix = "check this machine's network, then run the command again"
             error = CloudError(
-                message, code="cloud-silent", where=url, why=_first_line(exc), fix=fix
+                message,
+                code="unreachable",
+                about="cloud-silent",
+                where=url,
+                why=_first_line(exc),
+                fix=fix,
             )
             raise _BusyError(error) from exc
         except (GoogleAuthError, requests.RequestException) as exc:
             message = "the request to Google's API failed"
             reason = _first_line(exc)
-            raise CloudError(message, code="cloud-unreachable", where=url, why=reason) from exc
+            raise CloudError(
+                message, code="unreachable", about="cloud", where=url, why=reason
+            ) from exc
         if response.ok:
             return _json(response)
         refusal = self._refusal(service, verb, path, response)
@@ -246,7 +260,9 @@ class Api:
         match = first_rule(
             rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)])
         )
-        if status == requests.codes.forbidden and (match is None or match[0].code == _NO_RIGHT):
+        if status == requests.codes.forbidden and (
+            match is None or (match[0].code, match[0].about) == _NO_RIGHT
+        ):
             permission = _PERMISSION.search(reason)
             missing = (
                 f"the permission {permission[1] or permission[2]}" if permission else "a permission"
@@ -273,7 +289,14 @@ class Api:
                 message = "an operation on Google Cloud took too long"
                 fix = "run the same command again"
                 reason = f"it did not end within {timeout_s:.0f} s"
-                raise CloudError(message, code="cloud-slow", where=scope, why=reason, fix=fix)
+                raise CloudError(
+                    message,
+                    code="unreachable",
+                    about="cloud-slow",
+                    where=scope,
+                    why=reason,
+                    fix=fix,
+                )
             if service == "compute":
                 operation = self.post(service, f"{scope}/operations/{name}/wait")
             else:
@@ -306,6 +329,7 @@ class Api:
         return CloudError(
             failure.cause,
             code=failure.code,
+            about=failure.about,
             fix=failure.fix,
             failures=(failure,),
             where=path,
@@ -429,10 +453,11 @@ def _late_keys_error(project: str, zone: str, names: list[str], timeout_s: float
         )
         fix = f"read the host's boot messages: `{command}`"
         cause = f"{name} has not published its SSH host key"
-        failures.append(Failure("host-keys-late", cause, name, fix=fix, retryable=True))
+        failures.append(Failure("host-key", cause, name, fix=fix, retryable=True, about="late"))
     return ProvisionError(
         f"{', '.join(names)} did not publish an SSH host key within {timeout_s:.0f} s",
-        code="host-keys-late",
+        code="host-key",
+        about="late",
         where=zone,
         why=failures[0].cause,
         fix=f"{failures[0].fix}, then run `clusterctl up` again; or check whether a policy of your "
@@ -484,9 +509,14 @@ def check_gcloud() -> None:
         message = "gcloud is not logged in, or its login has expired"
         fix = f"log in: `{_LOG_IN_AGAIN}`"
         first_line = result.stderr.partition("\n")[0]
-        raise MachineError(message, code="gcloud-login", why=f"{reason}\n{first_line}", fix=fix)
+        raise MachineError(
+            message, code="cloud-login", about="gcloud", why=f"{reason}\n{first_line}", fix=fix
+        )
     if result.rc != 0:
         fix = f"check this machine's network; or repair gcloud: {_INSTALL}"
         raise MachineError(
-            f"`{' '.join(argv)}` failed", code="gcloud-broken", why=result.reason, fix=fix
+            f"`{' '.join(argv)}` failed",
+            about="gcloud",
+            why=result.reason,
+            fix=fix,
         )

@@ -59,7 +59,8 @@ def reject_foreign_state(plan: TerraformPlan, cluster_id: str) -> None:
     if ids:
         raise ProvisionError(
             f"Terraform's state belongs to another cluster: {', '.join(sorted(map(str, ids)))}",
-            code="state-of-other-cluster",
+            code="exists",
+            about="state",
             why=f"this cluster has the id {cluster_id}; applying its plan would delete the other "
             "cluster",
             fix="name another place in the `backend` of your `*_override.tf` in the cluster's folder "
@@ -102,7 +103,8 @@ def reject_smaller_disks(plan: TerraformPlan) -> None:
     if smaller:
         raise UsageError(
             f"the disk of {first_few(smaller)} can't shrink",
-            code="disk-smaller",
+            code="fixed-while-up",
+            about="disk",
             where="size of the disk",
             why="Google only grows disks",
             fix="restore its size; or take the cluster down first: `clusterctl down`",
@@ -174,7 +176,17 @@ def image_node(terraform: Terraform, name: str, shown: TerraformPlan | None) -> 
             fix = "run `clusterctl up` or `clusterctl down`, which deletes it"
             failed = error or exc
             if isinstance(failed, ClusterctlError):
-                failed.also(Failure("not-removed", message, name, "provision", fix, retryable=True))
+                failed.also(
+                    Failure(
+                        "leftovers",
+                        message,
+                        name,
+                        "provision",
+                        fix,
+                        retryable=True,
+                        about="machine",
+                    )
+                )
                 failed.fix = "\n".join(filter(None, (failed.fix, f"{message}: {fix}")))
             else:
                 # The message of an interrupt, for example, does not mention the machine.

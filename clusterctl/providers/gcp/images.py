@@ -239,7 +239,9 @@ def wait_until_ready(api: Api, name: str) -> bool:
     message = f"the image {name} is not ready after {_WAIT_S / 60:.0f} minutes"
     command = f"`gcloud compute images delete {name} --project {api.project}`"
     fix = f"delete it: {command}; then run the same clusterctl command again"
-    raise ProvisionError(message, code="image-not-ready", where=path_of(api, name), fix=fix)
+    raise ProvisionError(
+        message, code="cloud-refused", about="image-not-ready", where=path_of(api, name), fix=fix
+    )
 
 
 def build(api: Api, image: ProjectImage, host: str, settings: gcp.GcpSettings) -> None:
@@ -267,7 +269,7 @@ def build(api: Api, image: ProjectImage, host: str, settings: gcp.GcpSettings) -
     try:
         _wait(api, "global", api.post("compute", f"projects/{api.project}/global/images", body))
     except CloudError as exc:
-        if not any(failure.code == "name-taken" for failure in exc.failures):
+        if not any(failure.about == "cloud-name" for failure in exc.failures):
             raise
     # If the name is taken, another `up` creates the same image.
     if not wait_until_ready(api, image.name):
@@ -275,7 +277,9 @@ def build(api: Api, image: ProjectImage, host: str, settings: gcp.GcpSettings) -
         reason = "its build failed, or it was deleted"
         fix = "run the same command again"
         where = path_of(api, image.name)
-        raise ProvisionError(message, code="image-not-made", where=where, why=reason, fix=fix)
+        raise ProvisionError(
+            message, code="cloud-refused", about="image", where=where, why=reason, fix=fix
+        )
 
 
 def _wait(api: Api, scope: str, operation: Json) -> None:

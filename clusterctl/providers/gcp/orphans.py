@@ -193,7 +193,8 @@ def remove_resources(
     if failures:
         raise ProvisionError(
             f"{len(failures)} of {len(to_delete)} resources of the cluster could not be deleted",
-            code="orphans-not-deleted",
+            code="leftovers",
+            about="orphans",
             why="; ".join(failure.cause for failure in failures),
             fix=failures[0].fix or "run `clusterctl down` again",
             failures=tuple(failures),
@@ -223,7 +224,11 @@ def _delete(api: Api, batch: Iterable[CloudResource], timeout_s: float) -> Itera
 
 def _failure(resource: CloudResource, exc: CloudError) -> Failure:
     return Failure(
-        exc.failures[0].code, f"{resource.leftover}: {exc.why}", fix=exc.fix, retryable=True
+        exc.failures[0].code,
+        f"{resource.leftover}: {exc.why}",
+        fix=exc.fix,
+        retryable=True,
+        about=exc.failures[0].about,
     )
 
 

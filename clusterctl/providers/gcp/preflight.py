@@ -139,20 +139,23 @@ class _Checks:
         """Return a finding about a refused call: a warning if a retry may succeed, otherwise an
         error.
         """
-        code = exc.failures[0].code
+        failure = exc.failures[0]
+        code = failure.about or failure.code
         fix = exc.fix or "run the same command again"
-        lasting_codes = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
-        if code in {*lasting_codes, ApiOffError.code}:
+        lasting = {
+            (rule.code, rule.about) for rule in rules() if not (rule.transient or rule.retryable)
+        }
+        if (failure.code, failure.about) in {*lasting, (ApiOffError.code, "")}:
             return Finding(self.settings.project, "error", code, exc.what, exc.why, fix)
         return Finding(name, "warning", code, exc.what, exc.why, fix)
 
     def _error(
-        self, code: str, where: str, message: str, reason: str = "", **words: str
+        self, about: str, where: str, message: str, reason: str = "", **words: str
     ) -> Finding:
-        rule = next(rule for rule in rules() if rule.code == code)
+        rule = next(rule for rule in rules() if about in (rule.about, rule.code))
         location = {**self.settings.location, "region": self.settings.region_name}
         failure = rule.failure({**location, **words}, host=None, phase="plan")
-        return Finding(where, "error", code, message, reason or failure.cause, failure.fix)
+        return Finding(where, "error", about, message, reason or failure.cause, failure.fix)
 
     @property
     def _project(self) -> str:
@@ -175,7 +178,7 @@ class _Checks:
             message = (
                 f"the project {self.settings.project} does not exist, or the login may not see it"
             )
-            yield self._error("project-missing", self.settings.project, message, exc.why)
+            yield self._error("project", self.settings.project, message, exc.why)
 
     def service(self, name: str) -> Iterator[Finding]:
         """Yield an error if an API is disabled, or a warning if `up` may enable the API
@@ -206,9 +209,7 @@ class _Checks:
             if row is None or None in more:
                 missing = group.machine.accelerator if row else name
                 message = f"{missing} does not exist in zones/{self.settings.zone}"
-                yield self._error(
-                    "machine-type-unavailable", group.title, message, machine=str(missing)
-                )
+                yield self._error("machine-type", group.title, message, machine=str(missing))
                 return
             own_facts = _facts_of(group.machine)
             google_facts = _facts_at_google(row)

@@ -104,7 +104,12 @@ class GcpProvider(Provider):
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
             reason = "\n".join(images.partitions_without_base(spec, {}))
-            raise ProvisionError("no node image can be built", code="no-image-possible", why=reason)
+            raise ProvisionError(
+                "no node image can be built",
+                code="unsupported",
+                about="image",
+                why=reason,
+            )
         if self._shown and apply.has_image_node(self._shown[1]):
             apply.remove_image_node(self._terraform(workspace, spec.controller_host))
         for image in {image.name: image for image in self._images.values()}.values():
@@ -305,7 +310,8 @@ class GcpProvider(Provider):
         if made is None:
             raise ProvisionError(
                 f"storage {name!r} was created, but Google does not list it yet",
-                code="storage-not-ready",
+                code="cloud-refused",
+                about="storage-not-ready",
                 where="storage.name",
                 fix="run the command again",
             )
@@ -586,7 +592,8 @@ def _applied_variables(workspace: Workspace) -> Mapping[str, Any] | None:
     except (OSError, TypeError, ValueError) as exc:
         raise UsageError(
             f"the record of the settings of cluster {workspace.root.name!r} can't be read",
-            code="applied-damaged",
+            code="record-damaged",
+            about="settings",
             where=str(path),
             why=str(exc),
             fix="restore the file from a backup; or take the cluster down: `clusterctl down`",

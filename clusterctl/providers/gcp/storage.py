@@ -107,7 +107,8 @@ def _mount(api: Api, storage: KeptStorage) -> dict[str, Any]:
     if not addresses:
         raise ProvisionError(
             f"{storage.what} is not ready",
-            code="storage-not-ready",
+            code="cloud-refused",
+            about="storage-not-ready",
             where="storage.name",
             why=f"Google says: {row.get('state')}",
             fix="run the command again in some minutes",
@@ -187,7 +188,7 @@ def reject_elsewhere(spec: ClusterSpec, storage: KeptStorage) -> None:
     if _is_disk(storage) and place != settings.zone:
         raise UsageError(
             f"storage {storage.name!r} is in {place}, and the cluster in {settings.zone}",
-            code="storage-unfit",
+            about="storage",
             where="storage.name",
             why=f"{storage.what} can only be attached to hosts of its zone",
             fix=f"set zone: {place}, or choose another storage",

@@ -258,7 +258,8 @@ class Terraform:
         except (OSError, ValueError) as exc:
             raise ProvisionError(
                 "Terraform's state can't be read",
-                code="state-unreadable",
+                code="record-damaged",
+                about="terraform-state",
                 where=str(state),
                 why=str(exc),
                 fix=f"replace the file by {STATE_FILE}.backup, or remove both: `clusterctl up` then "

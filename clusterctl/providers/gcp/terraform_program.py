@@ -169,4 +169,6 @@ def _missing_error(problem: str, reason: str) -> MachineError:
     data = programs()
     message = f"Terraform {data['oldest']} or newer is missing"
     fix = f"install Terraform: {data['install']}"
-    return MachineError(message, code="terraform-missing", why=f"{problem}; {reason}", fix=fix)
+    return MachineError(
+        message, code="tool-missing", about="terraform", why=f"{problem}; {reason}", fix=fix
+    )

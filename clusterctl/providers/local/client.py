@@ -164,13 +164,17 @@ def refuse_other_machines(system: str) -> None:
         summary = "the local provider needs Linux"
         here = f"this machine runs {system}"
         raise MachineError(
-            summary, code="needs-linux", where=here, fix="run clusterctl on a Linux machine"
+            summary,
+            code="unsupported",
+            about="linux",
+            where=here,
+            fix="run clusterctl on a Linux machine",
         )
     if platform.machine() != ARCHITECTURE:
         summary = f"local nodes need an {ARCHITECTURE} machine"
         fix = f"run clusterctl on an {ARCHITECTURE} machine"
         here = f"this machine is {platform.machine()}"
-        raise MachineError(summary, code="architecture", where=here, fix=fix)
+        raise MachineError(summary, code="host-unfit", about="architecture", where=here, fix=fix)
 
 
 def elevation(system: str) -> list[str]:
@@ -183,7 +187,7 @@ def elevation(system: str) -> list[str]:
     if shutil.which("sudo") is None:
         reason = "you are not root, and sudo is not installed"
         fix = "run clusterctl as root, or install sudo and allow yourself to use it"
-        raise MachineError(_NO_RIGHT, code="no-right-to-start-nodes", why=reason, fix=fix)
+        raise MachineError(_NO_RIGHT, code="sudo", about="nodes", why=reason, fix=fix)
     return ["sudo", "-n", "--"]
 
 
@@ -201,7 +205,7 @@ def require_root(system: str) -> None:
 
 def _no_right(reason: str) -> MachineError:
     fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
-    return MachineError(_NO_RIGHT, code="no-right-to-start-nodes", why=reason, fix=fix)
+    return MachineError(_NO_RIGHT, code="sudo", about="nodes", why=reason, fix=fix)
 
 
 def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
@@ -212,6 +216,7 @@ def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
         return _no_right(lines[-1])
     return ProvisionError(
         "clusterctl's root helper ended without an answer",
-        code="ended-without-answer",
+        code="internal",
+        about="answer-missing",
         why=stderr[-1500:],
     )

@@ -164,7 +164,8 @@ class _Caller:
         if self._done.is_set() and self._word != DONE:
             raise ProvisionError(
                 "the node image was not finished",
-                code="image-not-finished",
+                code="internal",
+                about="image",
                 why="clusterctl ended or failed",
             )
 
@@ -173,7 +174,10 @@ def _check_caller() -> None:
     readable, _, _ = select.select([0], [], [], 0)
     if readable and not os.read(0, 1):
         raise ProvisionError(
-            "the root helper stopped early", code="caller-gone", why="clusterctl has ended"
+            "the root helper stopped early",
+            code="internal",
+            about="caller",
+            why="clusterctl has ended",
         )
 
 
@@ -310,7 +314,10 @@ def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFi
     system.answer({"ready": answer.model_dump(mode="json")})
     if not (line := sys.stdin.readline()):
         raise ProvisionError(
-            "the root helper stopped early", code="caller-gone", why="clusterctl has ended"
+            "the root helper stopped early",
+            code="internal",
+            about="caller",
+            why="clusterctl has ended",
         )
     files_by_host = json.loads(line)
     return {
@@ -425,7 +432,8 @@ def _reject_use(owner: int, name: str) -> None:
     if users := _users_of(owner, name):
         raise ProvisionError(
             f"storage {name!r} is in use",
-            code="storage-in-use",
+            code="in-use",
+            about="storage",
             where="storage.name",
             why=f"cluster {', '.join(state.name for state in users)} uses it",
             fix="take that cluster down first, or choose another name",
@@ -535,7 +543,7 @@ def _serve(message: dict[str, Any]) -> bool:
     except OSError as exc:
         reason = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
         failed = ProvisionError(
-            "an operation on this machine failed", code="machine-work-failed", why=reason
+            "an operation on this machine failed", code="internal", about="machine-work", why=reason
         )
         error = disk_error(exc) if exc.errno in REFUSALS else failed
     system.answer(

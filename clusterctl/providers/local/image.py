@@ -142,7 +142,7 @@ def layers(key: str) -> tuple[Path, ...]:
         summary = "the node image is not in the cache"
         where = str(image_dir(key))
         raise ProvisionError(
-            summary, code="image-not-cached", where=where, fix=_FIX_REBUILD
+            summary, code="internal", about="image-cache", where=where, fix=_FIX_REBUILD
         ) from exc
     return (image_dir(key) / "upper", layout.CACHE / f"base-{meta['base']}" / "root")
 
@@ -348,7 +348,9 @@ def class_layer(key: str) -> Path:
     folder = layout.class_folder(key)
     if not folder.is_dir():
         summary = "the node template is not in the cache"
-        raise ProvisionError(summary, code="class-not-cached", where=str(folder), fix=_FIX_REBUILD)
+        raise ProvisionError(
+            summary, code="internal", about="template-cache", where=str(folder), fix=_FIX_REBUILD
+        )
     return folder / "upper"
 
 
@@ -427,7 +429,8 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
     _end(process)
     raise ProvisionError(
         "sshd did not answer in the node image being built",
-        code="image-without-ssh",
+        code="internal",
+        about="image-ssh",
         where=str(root),
     )
 

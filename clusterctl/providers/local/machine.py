@@ -205,7 +205,7 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
             message = "a folder of the node was replaced by a symbolic link"
             fix = "remove the link"
             raise ProvisionError(
-                message, code="folder-is-a-link", where=str(root / folder), fix=fix
+                message, code="host-unfit", about="folder-link", where=str(root / folder), fix=fix
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
@@ -309,7 +309,8 @@ def check_started(machines: Collection[Machine]) -> None:
         output = console.read_text(errors="replace").strip()[-1000:] if console.exists() else ""
         raise ProvisionError(
             f"nodes did not start: {', '.join(machine.node.name for machine in dead)}",
-            code="nodes-did-not-start",
+            code="not-ready",
+            about="start",
             why=output,
             fix=f"see `journalctl -u clusterctl-{dead[0].name}` on this machine",
         )
@@ -350,7 +351,7 @@ def _pause(until: float, summary: str, remaining: Iterable[object], *, fix: str 
     """
     if time.monotonic() > until:
         raise ProvisionError(
-            summary, code="nodes-not-removed", why=", ".join(map(str, remaining)), fix=fix
+            summary, code="leftovers", about="nodes", why=", ".join(map(str, remaining)), fix=fix
         )
     time.sleep(0.02)
 
@@ -376,7 +377,8 @@ def enter_cgroup(machine: str) -> list[str]:
     except OSError as exc:
         raise ProvisionError(
             "control groups can't be created on this machine",
-            code="no-control-groups",
+            code="host-unfit",
+            about="control-groups",
             where=str(exc.filename),
             why=exc.strerror or str(exc),
             fix="in a container, mount /sys/fs/cgroup writable",

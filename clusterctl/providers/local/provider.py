@@ -97,7 +97,12 @@ class LocalProvider(Provider):
                 "use this machine itself as a node: provider: {type: onprem} and address: localhost"
             )
             raise UsageError(
-                summary, code="rhel-without-images", where="provider.type", why=reason, fix=fix
+                summary,
+                code="unsupported",
+                about="rhel",
+                where="provider.type",
+                why=reason,
+                fix=fix,
             )
         of_debian = {
             "provider.mirror": self._settings.mirror != DEFAULT_MIRROR,
@@ -107,7 +112,8 @@ class LocalProvider(Provider):
             raise UsageError(
                 "local nodes on this machine can only have the machine's own distribution and "
                 "repositories",
-                code="distribution-of-this-machine",
+                code="unsupported",
+                about="distribution",
                 where=where,
                 why=f"this machine runs {release}: dnf builds the node image from the machine's "
                 "repositories",
@@ -125,7 +131,9 @@ class LocalProvider(Provider):
         try:
             require_root(sys.platform)
         except MachineError as exc:
-            finding = Finding("this machine", "error", exc.code, exc.what, exc.why, exc.fix)
+            finding = Finding(
+                "this machine", "error", exc.about or exc.code, exc.what, exc.why, exc.fix
+            )
             return DoctorReport((finding,), {})
         return None
 
@@ -225,7 +233,8 @@ class LocalProvider(Provider):
             )
             raise UsageError(
                 f"{subject} {current_title}, but the spec asks for {requested_title}",
-                code="distribution-changed",
+                code="fixed-while-up",
+                about="distribution",
                 where="provider.distribution",
                 why=reason,
                 fix=f"write distribution: {runs}; or {_DOWN_AND_UP}",
@@ -235,7 +244,8 @@ class LocalProvider(Provider):
         if slurm and version and slurm != version:
             raise UsageError(
                 f"{subject} Slurm {slurm}, but the spec asks for {version}",
-                code="slurm-changed",
+                code="fixed-while-up",
+                about="slurm",
                 where="slurm.version",
                 why=reason,
                 fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',

@@ -63,7 +63,7 @@ def run(
             fix = "free disk space on this machine: `df -h` and `df -i` show the full disk"
         raise ProvisionError(
             f"{action} failed",
-            code="machine-command-failed",
+            about="machine",
             where=where or " ".join(argv[:3]),
             why=output or f"exit {process.returncode}",
             fix=fix,
@@ -185,7 +185,8 @@ def check_overlay(place: Path) -> None:
     except (OSError, ProvisionError) as exc:
         raise MachineError(
             "overlay file systems can't be mounted on this machine",
-            code="no-overlayfs",
+            code="host-unfit",
+            about="overlayfs",
             where=str(place),
             why=exc.why if isinstance(exc, ProvisionError) else str(exc),
             fix=f"use a kernel with overlayfs, and a {place.parent} that is not itself an overlay "
@@ -377,7 +378,12 @@ def choose_subnet(
             reason = f"it overlaps {clash}"
             fix = "choose another private /24, or remove provider.subnet from the spec"
             raise MachineError(
-                summary, code="subnet-in-use", where="provider.subnet", why=reason, fix=fix
+                summary,
+                code="in-use",
+                about="subnet",
+                where="provider.subnet",
+                why=reason,
+                fix=fix,
             )
         return requested
     seed = zlib.crc32(cluster_id.encode())
@@ -390,7 +396,13 @@ def choose_subnet(
                 return candidate
     reason = "this machine's routes cover all private address ranges"
     fix = "set provider.subnet to a private /24 that may be used"
-    raise MachineError("no free subnet for the nodes", code="no-free-subnet", why=reason, fix=fix)
+    raise MachineError(
+        "no free subnet for the nodes",
+        code="in-use",
+        about="all-subnets",
+        why=reason,
+        fix=fix,
+    )
 
 
 def create_network(cluster_id: str, subnet: IPv4Network) -> None:

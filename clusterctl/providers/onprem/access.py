@@ -178,12 +178,18 @@ class AccessError(ProvisionError):
         cause = failure.cause
         fix = failure.fix
         super().__init__(
-            NO_LOGIN, code=failure.code, why=cause, fix=fix, host=failure.host, failures=(failure,)
+            NO_LOGIN,
+            code=failure.code,
+            about=failure.about,
+            why=cause,
+            fix=fix,
+            host=failure.host,
+            failures=(failure,),
         )
 
     @classmethod
-    def of(cls, host: str, code: str, cause: str, fix: str) -> AccessError:
-        return cls(Failure(code, cause, host, "access", fix))
+    def of(cls, host: str, code: str, cause: str, fix: str, *, about: str) -> AccessError:
+        return cls(Failure(code, cause, host, "access", fix, about=about))
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
@@ -233,7 +239,7 @@ def raise_failures(failed: Mapping[str, ClusterctlError], *, summary: str, then:
             for failure in exc.failures
         ]
         raise ProvisionError.of_hosts(
-            f"{summary}: {{hosts}}", failures, code="hosts-unreachable", then=then
+            f"{summary}: {{hosts}}", failures, code="unreachable", about="hosts", then=then
         )
 
 
@@ -295,7 +301,11 @@ class HostKeys:
                 raise
             failed |= {
                 str(failure.host): ProvisionError(
-                    failure.cause, code=failure.code, fix=failure.fix, failures=(failure,)
+                    failure.cause,
+                    code=failure.code,
+                    about=failure.about,
+                    fix=failure.fix,
+                    failures=(failure,),
                 )
                 for failure in exc.failures
             }

@@ -75,13 +75,13 @@ def check_this_machine(host: str) -> AccessError | None:
             f"in {_JOBS}"
         )
         fix = "install clusterctl elsewhere: with pipx, or a virtual environment in your home"
-        return AccessError.of(host, "own-place", cause, fix)
+        return AccessError.of(host, "unsupported", cause, fix, about="own-place")
     if find_sshd() is None:
         cause = "no sshd is installed, and clusterctl starts one to log in to this machine"
         fix = (
             "install the package openssh-server; its service need not run, and no port need be open"
         )
-        return AccessError.of(host, "no-sshd", cause, fix)
+        return AccessError.of(host, "tool-missing", cause, fix, about="sshd")
     return None
 
 
@@ -178,16 +178,23 @@ class Login:
         stdout = self.root(host, (*_PYTHON, "-", request), _PROGRAM.encode())
         try:
             answer = json.loads(stdout)
-            refusal = None if answer["ok"] else [str(answer[k]) for k in ("code", "cause", "fix")]
+            refusal = (
+                None
+                if answer["ok"]
+                else AccessError.of(
+                    host, *(str(answer[k]) for k in ("code", "cause", "fix")), about=answer["about"]
+                )
+            )
         except (ValueError, KeyError, TypeError) as exc:
             raise ProvisionError(
                 f"{host} did not return valid JSON",
-                code="answer-garbled",
+                code="internal",
+                about="answer",
                 why=stdout[:500],
                 host=host,
             ) from exc
         if refusal is not None:
-            raise AccessError.of(host, *refusal)
+            raise refusal
 
     def check_keys(self, hosts: Sequence[str]) -> None:
         """Raise a UsageError if a key file in the spec is missing. With ssh-agent, FILE.pub is
@@ -203,7 +210,9 @@ class Login:
                 f"the key {key} does not exist" for key in dict.fromkeys(missing.values())
             )
             fix = "correct `key` in the spec: relative to the spec's folder, or from ~"
-            raise UsageError(text, code="key-file-missing", where=", ".join(missing), fix=fix)
+            raise UsageError(
+                text, code="not-found", about="key-file", where=", ".join(missing), fix=fix
+            )
 
     def trust(
         self, hosts: Sequence[str], limit: Deadline = NO_LIMIT, *, find_all: bool = False

@@ -258,7 +258,9 @@ def is_silent_in(host: str, lost: Mapping[str, ClusterctlError]) -> bool:
 
 def is_silent(error: ClusterctlError) -> bool:
     """Return whether an error of a login tells that the host does not answer."""
-    return any(failure.code == UnreachableError.code for failure in error.failures)
+    return any(
+        failure.code == UnreachableError.code and not failure.about for failure in error.failures
+    )
 
 
 # Prints a new line after the file, so that an empty file differs from a missing one.
@@ -273,7 +275,7 @@ def claim_on(host: str, login: Login) -> Mapping[str, Any]:
     try:
         return remote_claim.parse_claim(text) if text else {}
     except remote_claim.RefusedError as exc:
-        raise AccessError.of(host, exc.code, exc.cause, exc.fix) from exc
+        raise AccessError.of(host, exc.code, exc.cause, exc.fix, about=exc.about) from exc
 
 
 def examine(
@@ -310,7 +312,7 @@ def examine(
         Finding(
             host,
             "error",
-            failure.code,
+            failure.about or failure.code,
             NO_ROOT if isinstance(exc, SudoError) else NO_LOGIN,
             failure.cause,
             failure.fix,
@@ -389,7 +391,9 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
             remote_claim.reject_other_cluster(claim, cluster_id)
         except remote_claim.RefusedError as exc:
             summary = "the machine is not free"
-            findings.append(Finding(host, "error", exc.code, summary, exc.cause, exc.fix))
+            findings.append(
+                Finding(host, "error", exc.about or exc.code, summary, exc.cause, exc.fix)
+            )
     return tuple(findings)
 
 

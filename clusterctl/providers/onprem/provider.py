@@ -118,7 +118,8 @@ class OnpremProvider(Provider):
         if is_here and user not in ("root", spec.job_user.name):
             raise UsageError(
                 f"jobs of {spec.job_user.name} can't be sent to this machine",
-                code="other-user",
+                code="unsupported",
+                about="other-user",
                 where="users",
                 why=f"you are {user}, and clusterctl logs in to its own machine only as you",
                 fix=f"name {user} first in `users`, or leave `users` out",
@@ -214,7 +215,8 @@ class OnpremProvider(Provider):
             raise ProvisionError.of_hosts(
                 f"{release.NOT_RELEASED}: {{hosts}}",
                 failed,
-                code="hosts-not-released",
+                code="leftovers",
+                about="hosts",
                 then=release.THEN,
             )
 
@@ -283,7 +285,9 @@ class OnpremProvider(Provider):
         if blocking:
             summary = "these machines don't meet the requirements of a cluster: {hosts}"
             failures = findings_as_failures(blocking, phase="plan")
-            raise ProvisionError.of_hosts(summary, failures, code="hosts-unfit", then=_THEN)
+            raise ProvisionError.of_hosts(
+                summary, failures, code="host-unfit", about="hosts", then=_THEN
+            )
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
         keys = {host.name: login.key_of(host.name) for host in hosts if host.name not in silent}
         inventory = members.inventory(

@@ -127,7 +127,7 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
 
 
 def _has_logged_in(error: ClusterctlError) -> bool:
-    return isinstance(error, SudoError) or error.code == "claim-unreadable"
+    return isinstance(error, SudoError) or error.about == "claim"
 
 
 def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
@@ -174,6 +174,7 @@ def _remove_cluster(
             str(failure.host): ConfigureError(
                 exc.what,
                 code=failure.code,
+                about=failure.about,
                 why=failure.cause,
                 host=failure.host,
                 failures=(failure,),
@@ -366,13 +367,13 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
     if leftovers := find_leftovers(login, cluster_id):
         summary = f"clusterctl's files remain on {name}"
         reason = "; ".join(map(str, leftovers))
-        raise ProvisionError(summary, code="host-not-clean", why=reason, host=name)
+        raise ProvisionError(summary, code="leftovers", about="host", why=reason, host=name)
 
 
 def _reason(exc: ClusterctlError) -> str:
     """Return why a machine could not be released, and which parts of clusterctl the machine still
     has.
     """
-    if any(failure.code == UnreachableError.code for failure in exc.failures):
+    if any(failure.code == UnreachableError.code and not failure.about for failure in exc.failures):
         return f"it does not answer; {_TRACES}"
     return f"{'; '.join(dict.fromkeys(failure.cause for failure in exc.failures))}; {_TRACES}"

@@ -29,15 +29,22 @@ ORIGIN = ("created_by", "created_on", "created_in", "created_at")
 class RefusedError(Exception):
     """The request can't be carried out. ``cause`` and ``fix`` are for the user."""
 
-    def __init__(self, code: str, cause: str, fix: str) -> None:
+    def __init__(self, code: str, cause: str, fix: str, about: str) -> None:
         super().__init__(cause)
         self.code = code
+        self.about = about
         self.cause = cause
         self.fix = fix
 
     @property
     def answer(self) -> Dict[str, Any]:
-        return {"ok": False, "code": self.code, "cause": self.cause, "fix": self.fix}
+        return {
+            "ok": False,
+            "code": self.code,
+            "about": self.about,
+            "cause": self.cause,
+            "fix": self.fix,
+        }
 
 
 def claimed() -> Dict[str, Any]:
@@ -60,10 +67,11 @@ def parse_claim(text: str) -> Dict[str, Any]:
         claim = None
     if not isinstance(claim, dict) or not isinstance(claim.get("id"), str):
         raise RefusedError(
-            "claim-unreadable",
+            "record-damaged",
             "{} is damaged, so the machine's cluster is unknown".format(CLAIM),
             "copy the file from another machine of that cluster; or, if this machine belongs to no "
             "cluster, remove the file: `sudo rm {}`".format(CLAIM),
+            about="claim",
         )
     return claim
 
@@ -73,13 +81,14 @@ def reject_other_cluster(claim: Mapping[str, Any], cluster_id: str) -> None:
     if claim.get("id", cluster_id) != cluster_id:
         origin = claim_origin(claim)
         raise RefusedError(
-            "claimed",
+            "in-use",
             "the machine belongs to cluster {!r} ({}){}".format(
                 claim.get("name"), claim["id"], ", " + origin if origin else ""
             ),
             "to administer that cluster too, copy this folder of its creator and run `clusterctl up`; "
             "to remove it, its creator runs `down` (if its records are lost, `orphans remove`); or "
             "remove this machine from the spec",
+            about="machine",
         )
 
 
@@ -147,7 +156,9 @@ def main() -> None:
     except RefusedError as exc:
         answer = exc.answer
     except OSError as exc:
-        answer = RefusedError("claim", str(exc), "check that the host's disk is writable").answer
+        answer = RefusedError(
+            "file-unwritable", str(exc), "check that the host's disk is writable", about="claim"
+        ).answer
     json.dump(answer, sys.stdout)
 
 

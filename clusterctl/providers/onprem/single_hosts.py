@@ -39,7 +39,8 @@ def limited(
     elif provider.controller not in limit:
         raise UsageError(
             f"the controller {provider.controller} must be configured first",
-            code="controller-first",
+            code="not-ready",
+            about="controller",
             where="--limit",
             why="no host of the cluster is up yet",
             fix=f"include the controller: --limit {provider.controller},{','.join(limit)}",
@@ -63,7 +64,8 @@ def without(spec: ClusterSpec, provider: OnpremSettings, names: Collection[str])
     if provider.controller in names:
         raise UsageError(
             f"{provider.controller} can't be removed: it is the controller",
-            code="controller-not-removable",
+            code="unsupported",
+            about="controller-removal",
             fix="take the cluster down, and create it again with another controller",
         )
     remaining = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
@@ -87,5 +89,10 @@ def _with_nodes(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
     )
     if not partitions:
         fix = "keep a node in a partition, or take the whole cluster down: `clusterctl down`"
-        raise UsageError("the cluster would have no nodes left", code="no-node-left", fix=fix)
+        raise UsageError(
+            "the cluster would have no nodes left",
+            code="unsupported",
+            about="last-node",
+            fix=fix,
+        )
     return spec.model_copy(update={"partitions": partitions})

@@ -109,7 +109,8 @@ def operators_only(cluster: str) -> UsageError:
     """Return the error for a command that changes hosts, on a cluster that other people operate."""
     return UsageError(
         f"other people operate cluster {cluster!r}, so you can't change its nodes",
-        code="cluster-of-others",
+        code="unsupported",
+        about="cluster-of-others",
         why="you use it with an ordinary account; only the site's administrators may do this",
         fix="ask them; `clusterctl attach` checks again what you may use, `clusterctl detach` "
         "removes what clusterctl has put there",

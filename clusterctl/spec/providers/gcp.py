@@ -342,7 +342,8 @@ def image_error(spec: ClusterBase) -> UsageError | None:
         key = ", ".join(str(failure.host) for failure in exc.failures)
         return UsageError(
             "hosts with these images can't form a cluster",
-            code="image-distribution",
+            code="host-unfit",
+            about="image-distribution",
             where=key,
             why=exc.why,
             fix=f"use images of the same release: {', '.join(distributions.supported())}; "
@@ -368,7 +369,8 @@ def image_error(spec: ClusterBase) -> UsageError | None:
         if problem:
             return UsageError(
                 f"{problem}: the distribution of the nodes is unknown until they run",
-                code="image-distribution-unknown",
+                code="host-unfit",
+                about="image-unknown",
                 where=key,
                 fix=f"use images from Google's own projects, or remove {key.rpartition('.')[2]}",
             )

@@ -30,7 +30,7 @@ from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.workspace import Workspace
 from tests.support.manual import ROOT
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.played.cluster import PlayedCluster
 from tests.unit.runs.made import TIME, made_run
 
@@ -149,7 +149,7 @@ def test_job_that_fails_raises_what_the_command_line_shows(
         job.wait()
     cause = job.diagnosis()
     assert cause is not None
-    assert cause.code == "exit-code"
+    assert condition(cause) == "exit-code"
     with pytest.raises(JobFailedError):
         job.follow()
     assert capsys.readouterr().out == "begun\nno newline\n"
@@ -171,7 +171,7 @@ def test_run_is_replayed_with_changes(played_session: Session, cluster: PlayedCl
     replayed = again.collect()
     assert (replayed.config, replayed.run.tags) == ({"lr": 0.5}, ("again",))
     assert replayed.run.replay_of == run.run.token
-    with refused("unknown-name", UsageError, "nodes"):
+    with refused("not-found/name", UsageError, "nodes"):
         demo.replay(run, nodes=2)  # type: ignore[call-arg]
 
 
@@ -198,33 +198,33 @@ def test_sweep_and_a_job_file(played_session: Session, cluster: PlayedCluster) -
     assert [job.name for job in demo.submit_file("jobs.yaml", note="both")] == ["job-a", "job-b"]
     (one,) = demo.submit_file("jobs.yaml", variants=["b"])
     assert (one.id, one.name) == ("3", "job-b")
-    with refused("job-file-given", UsageError):
+    with refused("option-invalid/job-file", UsageError):
         demo.submit("jobs.yaml")
 
 
 def test_api_with_wrong_arguments_raises_usage_error(played_session: Session) -> None:
     demo = clusterctl.Cluster()
     for call, code in (
-        (lambda: demo.submit("train", nods=2), "unknown-name"),  # type: ignore[call-arg]
-        (lambda: demo.submit("train", wait=True), "unknown-name"),  # type: ignore[call-arg]
+        (lambda: demo.submit("train", nods=2), "not-found/name"),  # type: ignore[call-arg]
+        (lambda: demo.submit("train", wait=True), "not-found/name"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", nodes=0), "out-of-range"),
         (lambda: demo.submit("train", env={"B": "x", "A": 1}), "wrong-type"),  # type: ignore[dict-item]
         (
             lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"),
-            "sweep-with-array",
+            "option-invalid/sweep-with-array",
         ),
-        (lambda: demo.rehearse("train", faults="rank-kiled"), "unknown-name"),
-        (demo.down, "needs-confirmation"),
-        (lambda: clusterctl.list_runs("lr ? 2"), "not-a-condition"),
-        (lambda: clusterctl.named_run("nowhere"), "unknown-run"),
+        (lambda: demo.rehearse("train", faults="rank-kiled"), "not-found/name"),
+        (demo.down, "confirmation-needed"),
+        (lambda: clusterctl.list_runs("lr ? 2"), "option-invalid/condition"),
+        (lambda: clusterctl.named_run("nowhere"), "not-found/run"),
     ):
         with pytest.raises(UsageError) as raised:
             call()
-        assert raised.value.code == code
+        assert condition(raised.value) == code
     with pytest.raises(NotUpError):
         clusterctl.Cluster(name="other").status()
     Path("wrong.yaml").write_text("version: 1\nname: demo\npartitons: []\n")
-    with refused("unknown-key", SpecError):
+    with refused("spec-invalid/unknown-key", SpecError):
         clusterctl.Cluster("wrong.yaml").validate()
 
 
@@ -249,7 +249,7 @@ def test_api_up_and_down_need_yes_if_they_destroy(
     monkeypatch.setattr(cluster_down, "down", down)
     lines: list[str] = []
     demo = clusterctl.Cluster("cluster.yaml", report=lines.append)
-    with refused("needs-confirmation", UsageError, "demo-train-2"):
+    with refused("confirmation-needed", UsageError, "demo-train-2"):
         demo.up(reconfigure=True)
     assert any("provision" in line for line in lines)
     with refused("approved", MachineError):

@@ -214,13 +214,17 @@ def test_sweep_by_its_metric(cli_with_runs: Clusterctl) -> None:
         )["runs"]
         assert [row["job"] for row in rows] == [f"7_{number}" for number in order]
     for words in (("--sort", "eval_loss"), ("--where", "eval_loss<9"), ("--columns", "eval_loss")):
-        assert codes(cli_with_runs("-o", "json", "runs", *words, rc=2)) == ["key-of-tasks-only"]
+        assert codes(cli_with_runs("-o", "json", "runs", *words, rc=2)) == [
+            "option-invalid/key-of-tasks"
+        ]
     assert (
         cli_with_runs("runs", "--tasks", "--sort", "eval_loss")
         .stdout.splitlines()[1]
         .startswith("demo-7-train/task-1")
     )
-    assert codes(cli_with_runs("-o", "json", "runs", "--sweep", "1", rc=2)) == ["not-a-sweep"]
+    assert codes(cli_with_runs("-o", "json", "runs", "--sweep", "1", rc=2)) == [
+        "option-invalid/sweep"
+    ]
 
 
 def test_link_to_run_is_that_run_and_unreadable_run_is_noted(cli_with_runs: Clusterctl) -> None:
@@ -238,8 +242,8 @@ def test_link_to_run_is_that_run_and_unreadable_run_is_noted(cli_with_runs: Clus
 @pytest.mark.parametrize(
     ("words", "code", "named"),
     [
-        (["--sort", "lss"], "unknown-run-key", "mean loss?"),
-        (["--columns", "lr,nothing.at.all"], "unknown-run-key", "'nothing.at.all'"),
+        (["--sort", "lss"], "not-found/run-key", "mean loss?"),
+        (["--columns", "lr,nothing.at.all"], "not-found/run-key", "'nothing.at.all'"),
         (["--dir", "runs", "--everywhere"], "options-exclusive", "--everywhere"),
         (["--sweep", "1", "--where", "lr=1"], "options-exclusive", "--sort"),
     ],
@@ -372,12 +376,12 @@ def test_table_for_a_program_has_its_head_alone_if_no_run_matches(
     ("arguments", "code"),
     [
         (("runs", "--over", "seed", "--sort", "loss"), "options-exclusive"),
-        (("runs", "--over", "sed"), "unknown-run-key"),
+        (("runs", "--over", "sed"), "not-found/run-key"),
         (("runs", "--ledger", "-o", "csv"), "options-exclusive"),
-        (("runs", "figure", "loss", "1", "--out", "loss.gif"), "figure-form-unknown"),
+        (("runs", "figure", "loss", "1", "--out", "loss.gif"), "option-invalid/figure-form"),
         (("runs", "figure", "loss", "1", "--out", "none/loss.csv"), "file-unwritable"),
         (("runs", "figure", "loss", "1", "--out", "none/loss.pdf"), "file-unwritable"),
-        (("runs", "figure", "los", "1"), "unknown-run-key"),
+        (("runs", "figure", "los", "1"), "not-found/run-key"),
     ],
 )
 def test_means_and_figures_with_wrong_options_are_refused(

@@ -24,7 +24,7 @@ from clusterctl.scheduler.history import Alarm
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.util.progress import Clock
-from tests.support.messages import refused, shows
+from tests.support.messages import condition, refused, shows
 from tests.support.played.cluster import PlayedCluster, node_record, submitted
 from tests.support.processes import eventually
 
@@ -207,13 +207,13 @@ def test_status_without_slurmctld_names_what_the_controller_lacks(
     set_clock(Clock(lambda: sum(slept), slept.append))
     with pytest.raises(SlurmAwayError) as caught:
         jobs.status(JSON)
-    assert caught.value.code == "slurm-away"
+    assert condition(caught.value) == "slurm-away"
     lack = lacking_controller(cluster)
     with pytest.raises(SlurmAwayError) as caught:
         jobs.status(JSON)
-    assert caught.value.code == "controller-unfit"
+    assert condition(caught.value) == "slurm-away/controller"
     (failure,) = caught.value.failures
-    assert (failure.code, failure.cause, failure.fix) == (lack.code, lack.why, lack.fix)
+    assert (condition(failure), failure.cause, failure.fix) == (condition(lack), lack.why, lack.fix)
 
 
 def test_status_of_a_foreign_cluster_has_partitions(
@@ -443,7 +443,7 @@ def test_cancel_by_slurms_number_of_a_task_tells_that_nothing_was_cancelled(
     )
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: tasks[:1])
     screen = Screen(json=True, color=False)
-    with refused("number-of-task"):
+    with refused("option-invalid/task-number"):
         cancel.cancel(screen, ["8"], dry_run=dry_run)
     assert (screen.partial_answer["cancelled"], screen.partial_answer["already_ended"]) == ([], [])
 
@@ -497,7 +497,7 @@ def test_script_on_stdin_is_submitted_and_parsable_prints_only_the_id(
 def test_empty_stdin_is_no_script(played_session, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
-    with refused("stdin-empty", UsageError):
+    with refused("file-invalid/stdin", UsageError):
         submit.submit(TEXT, "-")
     assert [*tmp_path.glob("stdin-*")] == []
 

@@ -145,7 +145,7 @@ def test_cache_prune_removes_container_images(
 def test_orphans_without_a_cloud_deletes_no_images(cloud_calls: list[str]) -> None:
     local_spec = CLOUD.replace("gcp, project: my-project, zone: us-central1-a", "local")
     Path("cluster.yaml").write_text(local_spec.replace(", gpus: {type: l4}", ""))
-    with rejected("no-project-images", UsageError):
+    with rejected("unsupported/images", UsageError):
         listing.cache_prune(PLAIN, images=True)
     assert not cloud_calls
 

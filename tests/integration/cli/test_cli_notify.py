@@ -200,11 +200,11 @@ def test_message_that_was_not_sent_is_noted_while_the_command_runs(
     ids=["submit", "logs"],
 )
 def test_notify_needs_a_command_that_watches(played_session, call) -> None:
-    with refused("option-needs-option", UsageError, "--notify"):
+    with refused("option-invalid/option-missing", UsageError, "--notify"):
         call(["cat"])
 
 
 def test_wrong_receiver_is_refused_before_the_job_is_submitted(played_session, script) -> None:
-    with refused("notify-target", UsageError):
+    with refused("option-invalid/notify", UsageError):
         submit.submit(TEXT, str(script), wait=True, notify=["no-such-program-here"])
     assert played_session.ledger.entries() == ()

@@ -14,61 +14,63 @@ from clusterctl.cli.refusals import HABITS
 from clusterctl.cli.verbs import VERBS
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from tests.support.messages import codes
+from tests.support.messages import codes, condition
 from tests.support.verbs import Clusterctl
 
+BAD = "option-invalid/command-line"
+WORDS = "option-invalid/program-arguments"
 # What is typed after `clusterctl`: the code of the error, and words of its cause and of its fix.
 SLIPS = {
-    "statsu": ("bad-command-line", "'status'", "`clusterctl --help`"),
-    "up --yse": ("bad-command-line", "--yes", "`clusterctl up --help`"),
-    "node remov demo-1": ("bad-command-line", "'remove'", "`clusterctl node --help`"),
-    "frobnicate": ("bad-command-line", "'frobnicate'", "`clusterctl --help`"),
-    "squeue": ("bad-command-line", "'squeue'", "`clusterctl jobs`"),
-    "create --name demo": ("bad-command-line", "'create'", "`clusterctl up`"),
-    "-f demo.yaml rm --yes": ("bad-command-line", "'rm'", "`clusterctl down`"),
-    "log 12": ("bad-command-line", "'log'", "`clusterctl logs`"),
-    "scp a b": ("bad-command-line", "'scp'", "`clusterctl put` or `clusterctl get`"),
-    "Up": ("bad-command-line", "'Up'", "`clusterctl up`"),
-    "init local": ("bad-command-line", "(local)", "`clusterctl init --provider local`"),
-    "down other": ("bad-command-line", "(other)", "`clusterctl down --cluster other`"),
-    "down nothing": ("bad-command-line", "(nothing)", "`clusterctl down --help`"),
-    "jobs another": ("unknown-run", "'another'", "CLUSTER/12"),
-    "cancel 12_": ("unknown-run", "'12_'", "12_[1-3]"),
-    "cancel _3": ("unknown-run", "'_3'", "12_3"),
-    "logs latest": ("unknown-run", "'latest'", "CLUSTER/12"),
-    "logs": ("bad-command-line", "ID", "`clusterctl logs --help`"),
-    "tail 'a b'": ("bad-command-line", "'tail'", "`clusterctl logs -f`"),
-    "drain demo-1": ("bad-command-line", "'drain'", "`clusterctl node drain`"),
-    "runs compare 1 2": ("bad-command-line", "'compare'", "`clusterctl runs diff`"),
-    "jobs --follow": ("bad-command-line", "--follow", "`clusterctl top`"),
-    "submit train -n4": ("bad-command-line", "-n", "--nodes NODES --tasks-per-node TASKS`"),
-    "submit train --node 2": ("bad-command-line", "--nodes", "`clusterctl submit JOB -- --node`"),
-    "submit train --nodes2 4": ("bad-command-line", "--nodes2", "did you mean --nodes?"),
-    "submit train --partion a": ("bad-command-line", "--partion", "did you mean --partition?"),
-    "jobz": ("bad-command-line", "'jobs'", "lists the commands"),
-    "jobs --al": ("bad-command-line", "--al", "did you mean --all?"),
-    "submit train --epochs 3": ("bad-command-line", "--epochs", "`clusterctl submit JOB -- --epochs`"),
-    "submit my.sh --dependency 5": ("bad-command-line", "--dependency", "submit JOB --after JOB_ID`"),
-    "submit x.py --nodelist a-train-2": ("bad-command-line", "sbatch", " --slurm --nodelist=a-train-2`"),
-    "submit x.py -x demo-train-2": ("bad-command-line", "-x", " --slurm --exclude=demo-train-2`"),
-    "submit x.py -wa-1": ("bad-command-line", "-w", " --slurm --nodelist=a-1`"),
-    "submit x.py --folder none --exclusive --follow": ("bad-command-line", "sbatch", " --slurm --exclusive`"),
-    "submit x.py --gres=gpu:2 --wait": ("bad-command-line", "--gres", "`clusterctl submit JOB --gpus "),
-    "submit x.py --gres tmpfs:2": ("bad-command-line", "--gres", " --slurm --gres=tmpfs:2`"),
-    "submit x.py --gpus-per-task 1": ("bad-command-line", "sbatch", "`clusterctl submit JOB --gpus "),
-    "submit x.py --hint --follow": ("bad-command-line", "--hint", " --slurm --hint=VALUE`"),
-    "submit x.py --error F": ("bad-command-line", "--error", "leave it out"),
-    "submit x.py --comment hi": ("bad-command-line", "--comment", "`clusterctl submit JOB --note "),
-    "submit x.py --oversubscribe": ("bad-command-line", "sbatch", " --slurm --oversubscribe`"),
-    "submit x.py --export ALL": ("bad-command-line", "sbatch", "`clusterctl submit JOB -- --export`"),
-    "submit x.py input.txt": ("words-before-dashes", "input.txt", "submit JOB [OPTIONS] -- input.txt`"),
-    "submit x.py --time 5 min -- b": ("words-before-dashes", "min", "submit JOB [OPTIONS] -- min`"),
-    "submit torchrun x.py": ("words-before-dashes", "x.py", "submit SCRIPT --launcher torchrun -- "),
-    "submit trian": ("unknown-job-type", "'trian'", "did you mean train?"),
-    "submit ./xx.py": ("unknown-job-type", "'./xx.py'", "did you mean x.py?"),
-    "submit y.py": ("unknown-job-type", "'y.py'", "name a bundled job"),
-    "submit": ("bad-command-line", "JOB", "`clusterctl submit --help`"),
-    "runs show": ("bad-command-line", "RUN", "`clusterctl runs show --help`"),
+    "statsu": (BAD, "'status'", "`clusterctl --help`"),
+    "up --yse": (BAD, "--yes", "`clusterctl up --help`"),
+    "node remov demo-1": (BAD, "'remove'", "`clusterctl node --help`"),
+    "frobnicate": (BAD, "'frobnicate'", "`clusterctl --help`"),
+    "squeue": (BAD, "'squeue'", "`clusterctl jobs`"),
+    "create --name demo": (BAD, "'create'", "`clusterctl up`"),
+    "-f demo.yaml rm --yes": (BAD, "'rm'", "`clusterctl down`"),
+    "log 12": (BAD, "'log'", "`clusterctl logs`"),
+    "scp a b": (BAD, "'scp'", "`clusterctl put` or `clusterctl get`"),
+    "Up": (BAD, "'Up'", "`clusterctl up`"),
+    "init local": (BAD, "(local)", "`clusterctl init --provider local`"),
+    "down other": (BAD, "(other)", "`clusterctl down --cluster other`"),
+    "down nothing": (BAD, "(nothing)", "`clusterctl down --help`"),
+    "jobs another": ("not-found/run", "'another'", "CLUSTER/12"),
+    "cancel 12_": ("not-found/run", "'12_'", "12_[1-3]"),
+    "cancel _3": ("not-found/run", "'_3'", "12_3"),
+    "logs latest": ("not-found/run", "'latest'", "CLUSTER/12"),
+    "logs": (BAD, "ID", "`clusterctl logs --help`"),
+    "tail 'a b'": (BAD, "'tail'", "`clusterctl logs -f`"),
+    "drain demo-1": (BAD, "'drain'", "`clusterctl node drain`"),
+    "runs compare 1 2": (BAD, "'compare'", "`clusterctl runs diff`"),
+    "jobs --follow": (BAD, "--follow", "`clusterctl top`"),
+    "submit train -n4": (BAD, "-n", "--nodes NODES --tasks-per-node TASKS`"),
+    "submit train --node 2": (BAD, "--nodes", "`clusterctl submit JOB -- --node`"),
+    "submit train --nodes2 4": (BAD, "--nodes2", "did you mean --nodes?"),
+    "submit train --partion a": (BAD, "--partion", "did you mean --partition?"),
+    "jobz": (BAD, "'jobs'", "lists the commands"),
+    "jobs --al": (BAD, "--al", "did you mean --all?"),
+    "submit train --epochs 3": (BAD, "--epochs", "`clusterctl submit JOB -- --epochs`"),
+    "submit my.sh --dependency 5": (BAD, "--dependency", "submit JOB --after JOB_ID`"),
+    "submit x.py --nodelist a-train-2": (BAD, "sbatch", " --slurm --nodelist=a-train-2`"),
+    "submit x.py -x demo-train-2": (BAD, "-x", " --slurm --exclude=demo-train-2`"),
+    "submit x.py -wa-1": (BAD, "-w", " --slurm --nodelist=a-1`"),
+    "submit x.py --folder none --exclusive --follow": (BAD, "sbatch", " --slurm --exclusive`"),
+    "submit x.py --gres=gpu:2 --wait": (BAD, "--gres", "`clusterctl submit JOB --gpus "),
+    "submit x.py --gres tmpfs:2": (BAD, "--gres", " --slurm --gres=tmpfs:2`"),
+    "submit x.py --gpus-per-task 1": (BAD, "sbatch", "`clusterctl submit JOB --gpus "),
+    "submit x.py --hint --follow": (BAD, "--hint", " --slurm --hint=VALUE`"),
+    "submit x.py --error F": (BAD, "--error", "leave it out"),
+    "submit x.py --comment hi": (BAD, "--comment", "`clusterctl submit JOB --note "),
+    "submit x.py --oversubscribe": (BAD, "sbatch", " --slurm --oversubscribe`"),
+    "submit x.py --export ALL": (BAD, "sbatch", "`clusterctl submit JOB -- --export`"),
+    "submit x.py input.txt": (WORDS, "input.txt", "submit JOB [OPTIONS] -- input.txt`"),
+    "submit x.py --time 5 min -- b": (WORDS, "min", "submit JOB [OPTIONS] -- min`"),
+    "submit torchrun x.py": (WORDS, "x.py", "submit SCRIPT --launcher torchrun -- "),
+    "submit trian": ("not-found/bundled-job", "'trian'", "did you mean train?"),
+    "submit ./xx.py": ("not-found/bundled-job", "'./xx.py'", "did you mean x.py?"),
+    "submit y.py": ("not-found/bundled-job", "'y.py'", "name a bundled job"),
+    "submit": (BAD, "JOB", "`clusterctl submit --help`"),
+    "runs show": (BAD, "RUN", "`clusterctl runs show --help`"),
 }  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def test_slip_is_refused_with_the_near_name_or_the_habit(
     code, cause, fix = SLIPS[typed]
     result = cli("-o", "json", *shlex.split(typed), rc=2)
     (failure,) = result.json["failures"]
-    assert failure["code"] == code
+    assert condition(failure) == code
     assert cause in failure["cause"]
     assert failure["cause"].count("Did you mean") <= 1
     assert fix in failure["fix"]
@@ -173,7 +175,7 @@ def test_arguments_of_bundled_jobs_are_checked_before_submission(cli: Clusterctl
     ):
         result = cli("-o", "json", "submit", "train", *flags, "--", *words, rc=2)
         (failure,) = result.json["failures"]
-        assert failure["code"] == "program-arguments"
+        assert condition(failure) == "option-invalid/program"
         assert failure["cause"].startswith("train: ")
         assert part in failure["cause"]
         assert "train -- --help`" in failure["fix"]
@@ -184,7 +186,7 @@ def test_arguments_of_bundled_jobs_are_checked_before_submission(cli: Clusterctl
 def test_arguments_are_checked_against_the_default_ranks(cli: Clusterctl) -> None:
     result = cli("-o", "json", "submit", "train", "--dry-run", "--", "--zero", "1", rc=2)
     (failure,) = result.json["failures"]
-    assert failure["code"] == "program-arguments"
+    assert condition(failure) == "option-invalid/program"
     assert all(part in failure["cause"] for part in ("--zero", "two or more"))
 
 
@@ -193,7 +195,7 @@ def test_arguments_in_a_job_file_are_checked_before_submission(cli: Clusterctl) 
         "job: train\nvariants: {a: {args: [--lr, 1e-2]}, b: {args: [--lrr, 1e-2]}}\n"
     )
     result = cli("-o", "json", "submit", "job.yaml", rc=2)
-    assert codes(result) == ["program-arguments"]
+    assert codes(result) == ["option-invalid/program"]
     assert all(
         part in result.stderr for part in ("train: ", "--lrr 1e-2", "mean --lr?", "(train-b)")
     )
@@ -204,7 +206,7 @@ def test_error_of_a_sweep_names_the_values(cli: Clusterctl) -> None:
         "-o", "json", "submit", "train", "--sweep", "model=mlp,gpt-tiny", "--dry-run", rc=2
     )
     (failure,) = result.json["failures"]
-    assert failure["code"] == "program-arguments"
+    assert condition(failure) == "option-invalid/program"
     assert "(--model gpt-tiny)" in result.stderr
 
 
@@ -236,6 +238,6 @@ def test_help_of_a_bundled_job(cli: Clusterctl) -> None:
 @pytest.mark.parametrize("job", ["eval", "sample", "predict", "export"])
 def test_job_without_its_model_is_refused(cli: Clusterctl, job: str) -> None:
     result = cli("-o", "json", "submit", job, rc=2)
-    assert codes(result) == ["needs-trained-model"]
+    assert codes(result) == ["option-invalid/trained-model"]
     assert f" {job} --run RUN\n" in result.stderr
     assert ("or a checkpoint" in result.stderr) == (job in {"eval", "export"})

@@ -39,7 +39,7 @@ def test_missing_private_key_is_an_error_of_the_spec(verb: str, cli: Clusterctl)
     (cli.cwd / "keys").mkdir()
     (cli.cwd / "keys/half.pub").touch()  # its other half may be in an agent
     result = cli("-o", "json", *verb.split(), rc=2)
-    assert codes(result) == ["key-file-missing"]
+    assert codes(result) == ["not-found/key-file"]
     for part in ("/nowhere/key", f"{cli.cwd}/keys/none", "(head, gpu02)", "fix: correct `key`"):
         assert part in result.stderr
     assert "keys/half" not in result.stderr
@@ -48,7 +48,7 @@ def test_missing_private_key_is_an_error_of_the_spec(verb: str, cli: Clusterctl)
 def test_host_keys_shown_before_confirmation_with_json(capsys):
     offered = OfferedKey("n1", "10.0.0.1", "ssh-ed25519 AAAA")
     confirm = prompts_for(Screen(json=True, color=False)).confirm
-    with refused("host-keys-unconfirmed", UsageError):
+    with refused("host-key/unconfirmed", UsageError):
         confirm([offered])
     assert fingerprint("ssh-ed25519 AAAA") in capsys.readouterr().err
 
@@ -77,7 +77,7 @@ def test_name_of_a_new_spec_replaces_the_usual_name(cli: Clusterctl, provider: s
     assert "\nname: lab\n" in text
     assert "demo" not in text
     assert codes(cli("-o", "json", "init", "--force", "--name", "My lab", rc=2)) == [
-        "not-a-cluster-name"
+        "option-invalid/cluster-name"
     ]
     assert codes(cli("-o", "json", "init", "--examples", "--name", "lab", rc=2)) == [
         "options-exclusive"
@@ -91,7 +91,7 @@ def test_skill_for_agents_is_written_where_they_look(cli: Clusterctl) -> None:
     linked = cli.cwd / ".claude" / "skills" / "clusterctl"
     assert shown["files"] == ["SKILL.md"]
     assert (linked / "SKILL.md").samefile(folder / "SKILL.md")
-    assert codes(cli("init", "--agent", "-o", "json", rc=2)) == ["file-exists"]
+    assert codes(cli("init", "--agent", "-o", "json", rc=2)) == ["exists/file"]
     (folder / "SKILL.md").write_text("changed")
     cli("init", "--agent", "--force")
     assert (folder / "SKILL.md").read_text().startswith("---\nname: clusterctl\n")
@@ -105,7 +105,7 @@ def test_folder_of_another_skill_is_not_replaced(cli: Clusterctl) -> None:
     (other / "SKILL.md").write_text("mine")
     for force in ([], ["--force"]):
         shown = cli("init", "--agent", *force, "-o", "json", rc=2)
-        assert codes(shown) == ["file-exists"]
+        assert codes(shown) == ["exists/file"]
         # It would not help.
         assert "--force" not in shown.json["failures"][0]["fix"]
     assert (other / "SKILL.md").read_text() == "mine"

@@ -26,7 +26,7 @@ from clusterctl.jobs.submit import SubmittedJob, Submitter
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import job_spec
 from clusterctl.state.ledger import JobEntry, Ledger
-from tests.support.messages import codes, shows
+from tests.support.messages import codes, condition, shows
 from tests.support.played.cluster import PlayedCluster
 from tests.support.verbs import Clusterctl
 
@@ -64,26 +64,26 @@ def test_submit_of_several_jobs_answers_a_list_only(cli: Clusterctl, sweep: str)
 
 def test_submit_with_contradicting_options_is_refused(cli: Clusterctl, sweep: str) -> None:
     for argv, code in (
-        ((sweep, "--follow"), "follow-needs-one-job"),
-        (("train", "--variant", "big"), "no-variants"),
-        (("train", "--timeout", "5"), "option-needs-option"),
+        ((sweep, "--follow"), "option-invalid/follow-one-job"),
+        (("train", "--variant", "big"), "option-invalid/variant"),
+        (("train", "--timeout", "5"), "option-invalid/option-missing"),
     ):
         assert codes(cli("-o", "json", "submit", *argv, rc=2)) == [code]
 
 
 def test_submit_impossible_resources_refused_without_cluster(cli: Clusterctl) -> None:
     for argv, code, named, fix in (
-        (("--partition", "tarin"), "unknown-partition", "'tarin'", ": train"),
-        (("--nodes", "3"), "too-many-nodes", "train has 2", "--nodes 2 "),
+        (("--partition", "tarin"), "not-found/partition", "'tarin'", ": train"),
+        (("--nodes", "3"), "job-unfit/nodes", "train has 2", "--nodes 2 "),
     ):
         (failure,) = cli("-o", "json", "submit", "train", "--dry-run", *argv, rc=2).json["failures"]
-        assert failure["code"] == code
+        assert condition(failure) == code
         assert named in failure["cause"]
         assert fix in failure["fix"]
     (cli.cwd / "job.yaml").write_text("job: train\nvariants: {a: {}, b: {partition: tarin}}\n")
     result = cli("-o", "json", "submit", "job.yaml", "--dry-run", rc=2)
     assert "jobs" not in result.json
-    assert codes(result) == ["unknown-partition"]
+    assert codes(result) == ["not-found/partition"]
     assert "'tarin'" in result.stderr
 
 
@@ -97,7 +97,7 @@ def test_limit_of_arrays_is_that_of_the_spec(cli: Clusterctl) -> None:
         cli("submit", "a.sh", "--dry-run")
         cli("submit", "a.sh", "--array", f"{largest}", "--dry-run")
         argv = ("a.sh", "--array", f"1,{largest + 1}%3", "--dry-run")
-        assert codes(cli("-o", "json", "submit", *argv, rc=2)) == ["array-too-large"]
+        assert codes(cli("-o", "json", "submit", *argv, rc=2)) == ["job-unfit/array-index"]
 
 
 def test_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
@@ -106,7 +106,7 @@ def test_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
             "not-up"
         ]
     result = cli("-o", "json", "submit", "train", "--wait", "--timeout", "soon", rc=2)
-    assert codes(result) == ["bad-value"]
+    assert codes(result) == ["option-invalid/value"]
     assert "'soon'" in result.stderr
 
 
@@ -160,20 +160,20 @@ def test_local_commands_refuse_unusable_runs_with_one_error(cli: Clusterctl, run
             "file-unreadable",
             "nowhere.csv cannot be",
         ),
-        (("predict", "--run", "demo-2-trian", "--", "x"), "unknown-run", "mean demo-2-train?"),
-        (("predict", "--run", "7", "--", "x"), "run-not-collected", "7"),
+        (("predict", "--run", "demo-2-trian", "--", "x"), "not-found/run", "mean demo-2-train?"),
+        (("predict", "--run", "7", "--", "x"), "not-found/collected-run", "7"),
         (("predict", "--run", run, "--time", "5m", "--", "x"), "options-exclusive", "--time"),
-        (("predict",), "option-needs-option", "--local"),
+        (("predict",), "option-invalid/option-missing", "--local"),
         (
             ("predict", "--run", run, "--", "--output", "text", "digits.csv"),
-            "no-json-answer",
+            "option-invalid/output",
             "-o json",
         ),
-        (("train", "--run", run), "option-needs-option", "eval, sample, predict, export"),
+        (("train", "--run", run), "option-invalid/option-missing", "eval, sample, predict, export"),
     ):
         output = cli("-o", "json", "submit", "--local", *argv, rc=2)
         (failure,) = output.json["failures"]
-        assert failure["code"] == code, output
+        assert condition(failure) == code, output
         assert named in f"{failure['cause']} {failure['fix']}"
         # It reads files of this machine.
         assert "put" not in output.stderr
@@ -194,7 +194,7 @@ def test_arguments_are_checked_against_the_local_run(cli: Clusterctl, run: Path)
         (failure,) = cli("-o", "json", "submit", *argv[:3], "--dry-run", *argv[3:], rc=2).json[
             "failures"
         ]
-        assert failure["code"] == "program-arguments"
+        assert condition(failure) == "option-invalid/program"
         assert part in failure["cause"]
 
 

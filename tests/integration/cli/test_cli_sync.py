@@ -23,7 +23,7 @@ from clusterctl.errors import CollectError, MachineError, UsageError
 from clusterctl.runs.collect import uncollected
 from clusterctl.scheduler.session import Session
 from tests.support.disks import small_disk
-from tests.support.messages import shows
+from tests.support.messages import condition, shows
 from tests.support.played.cluster import PlayedCluster, finished, submitted
 
 JSON = Screen(json=True, color=False)
@@ -156,7 +156,7 @@ def test_refused_recording_is_named_with_the_last_line_of_the_tool(
     monkeypatch.setenv("WANDB_API_KEY", key)
     with pytest.raises(CollectError) as caught:
         sync("wandb", "1")
-    assert caught.value.code == "not-synced"
+    assert condition(caught.value) == "transfer-failed/tracker"
     assert words in caught.value.failures[0].cause
     assert caught.value.answer["runs"][0]["job_id"] == "1"
     assert paths_and_states(caught.value.answer) == [(RUN, "failed")]
@@ -168,7 +168,11 @@ def test_refused_recording_is_named_with_the_last_line_of_the_tool(
 
 @pytest.mark.parametrize(
     ("tool", "code"),
-    [("wandb", "tracker-missing"), ("mlflow", "tracker-server"), ("neptune", "unknown-value")],
+    [
+        ("wandb", "tool-missing/tracker"),
+        ("mlflow", "option-invalid/tracker-server"),
+        ("neptune", "option-invalid/value-unknown"),
+    ],
 )
 def test_tool_that_can_send_nothing_stops_before_anything_is_copied(
     *, tool, code, played_session, cluster, program, tools, sync, monkeypatch
@@ -180,7 +184,7 @@ def test_tool_that_can_send_nothing_stops_before_anything_is_copied(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises((MachineError, UsageError)) as caught:
         sync(tool, "1")
-    assert caught.value.code == code
+    assert condition(caught.value) == code
     assert [entry.job_id for entry in uncollected(played_session.ledger.workspace)] == ["1"]
 
 

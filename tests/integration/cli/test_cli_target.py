@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.load import read_name
 from clusterctl.state.chosen import ChosenCluster
-from tests.support.messages import codes, shows
+from tests.support.messages import codes, condition, shows
 from tests.support.processes import holding_lock
 from tests.support.verbs import Clusterctl
 
@@ -105,7 +105,7 @@ def not_up(cli: Clusterctl, name: str, *argv: str, code: str = "not-up") -> bool
 
 def unknown(cli: Clusterctl, name: str, *argv: str) -> bool:
     """Return whether the one failure of a verb is that no cluster has this name."""
-    return not_up(cli, name, "--cluster", name, *argv, code="unknown-cluster")
+    return not_up(cli, name, "--cluster", name, *argv, code="not-found/cluster")
 
 
 def test_wrong_spec_still_names_its_cluster(cli: Clusterctl) -> None:
@@ -173,7 +173,7 @@ def test_spec_missing_or_without_name_is_error_with_fix(cli: Clusterctl) -> None
 @pytest.mark.parametrize("name", ["../demo", "", "Demo", "a" * 21])
 def test_cluster_option_that_is_not_a_name_is_refused(cli: Clusterctl, name: str) -> None:
     assert unknown(cli, name, "status")
-    assert not_up(cli, name, "status", "--cluster", name, code="unknown-cluster")
+    assert not_up(cli, name, "status", "--cluster", name, code="not-found/cluster")
 
 
 def test_empty_name_does_not_mean_the_cluster_here(cli: Clusterctl) -> None:
@@ -185,7 +185,7 @@ def test_empty_name_does_not_mean_the_cluster_here(cli: Clusterctl) -> None:
         ["detach", "--cluster", ""],
         ["orphans", "remove", "", "--yes"],
     ):
-        assert not_up(cli, "", *argv, code="unknown-cluster"), argv
+        assert not_up(cli, "", *argv, code="not-found/cluster"), argv
     assert (cli.home / "demo").is_dir()
 
 
@@ -223,7 +223,7 @@ def test_up_by_name_spec_breaks_newer_rule_repairs_cluster(
 def test_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:
     found = cli("-o", "json", "orphans", "list", "other").json
     assert (found["cluster"], found["provider"], found["orphans"]) == ("other", "local", [])
-    assert codes(cli("-o", "json", "orphans", "list", "../x", rc=2)) == ["unknown-cluster"]
+    assert codes(cli("-o", "json", "orphans", "list", "../x", rc=2)) == ["not-found/cluster"]
 
 
 def up(cli: Clusterctl, *names: str) -> None:
@@ -249,7 +249,7 @@ def test_target_without_a_spec_is_the_only_cluster_that_is_up(cli: Clusterctl) -
 def test_target_among_several_clusters_needs_a_name_unless_built_in(cli: Clusterctl) -> None:
     up(cli, "demo", "other")
     result = cli("-o", "json", "status", rc=2)
-    assert codes(result) == ["no-cluster-named"]
+    assert codes(result) == ["not-found/cluster-name"]
     assert "up: demo, other\n" in result.stderr
     assert "`--cluster demo`" in result.stderr
     up(cli, "local")
@@ -262,7 +262,7 @@ def test_down_without_spec_names_cluster_and_yes_needs_name(cli: Clusterctl) -> 
     assert shows(stderr, "needs-confirmation")
     assert all(value in stderr for value in ("cluster 'demo'", "--yes"))
     for argv in (["down", "--yes"], ["down", "--yes", "--discard"]):
-        assert codes(cli("-o", "json", *argv, rc=2)) == ["no-cluster-named"]
+        assert codes(cli("-o", "json", *argv, rc=2)) == ["not-found/cluster-name"]
     assert (cli.home / "demo" / "hosts.json").exists()
 
 
@@ -272,7 +272,7 @@ def test_error_of_an_unreachable_cluster_names_the_running_command(
 ) -> None:
     with holding_lock(cli.home / "local") as raising:
         (failure,) = cli("-o", "json", *argv, rc=1).json["failures"]
-    assert failure["code"] == "locked"
+    assert condition(failure) == "in-use/cluster"
     assert f" (pid {raising.pid}) " in failure["cause"]
     assert shows(failure["cause"], "not-up")
     assert shows(cli(*argv, rc=2).stderr, "not-up")
@@ -282,7 +282,7 @@ def test_error_of_an_unreachable_cluster_names_the_running_command(
 def test_second_command_fails_at_once_or_waits_with_wait(cli: Clusterctl, argv: list[str]) -> None:
     with holding_lock(cli.home / "local") as raising:
         result = cli("-o", "json", *argv, "--no-wait", rc=1)
-        assert codes(result) == ["locked"]
+        assert codes(result) == ["in-use/cluster"]
         assert f" (pid {raising.pid}) " in result.stderr
         process = cli.start(*argv)
         assert process.stderr is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import __version__
-from tests.support.messages import codes
+from tests.support.messages import codes, condition
 from tests.support.verbs import Clusterctl, CommandResult
 
 SPEC = (
@@ -24,22 +24,26 @@ SPEC = (
 BAD_SPEC = SPEC.format(name="BAD").replace("nodes", "noodles")
 
 REFUSED = {
-    "an unknown option before the verb": (["--fast", "up"], "bad-command-line", "--fast"),
-    "an option without its value": (["up", "-f"], "bad-command-line", "'-f'"),
-    "an unknown format": (["up", "-o", "yaml"], "bad-command-line", "'yaml'"),
-    "a folder of no name": (["collect", "--out", ""], "bad-command-line", "--out"),
-    "nothing to put": (["put", ""], "path-empty", "path"),
-    "nowhere to put it": (["put", ".", ""], "path-empty", "path"),
-    "nothing to get": (["get", ""], "path-empty", "path"),
-    "no job to cancel": (["cancel"], "bad-command-line", "ID"),
+    "an unknown option before the verb": (
+        ["--fast", "up"],
+        "option-invalid/command-line",
+        "--fast",
+    ),
+    "an option without its value": (["up", "-f"], "option-invalid/command-line", "'-f'"),
+    "an unknown format": (["up", "-o", "yaml"], "option-invalid/command-line", "'yaml'"),
+    "a folder of no name": (["collect", "--out", ""], "option-invalid/command-line", "--out"),
+    "nothing to put": (["put", ""], "option-invalid/path", "path"),
+    "nowhere to put it": (["put", ".", ""], "option-invalid/path", "path"),
+    "nothing to get": (["get", ""], "option-invalid/path", "path"),
+    "no job to cancel": (["cancel"], "option-invalid/command-line", "ID"),
     "bytes as they are, in JSON": (["logs", "1", "--raw"], "options-exclusive", "--raw"),
     "messages about stacks": (
         ["logs", "1", "--stacks", "--notify", "true"],
         "options-exclusive",
         "--notify",
     ),
-    "a word too many": (["validate", "extra"], "bad-command-line", "extra"),
-    "no spec file of that name": (["-f", "missing.yaml", "up"], "no-such-file", "missing.yaml"),
+    "a word too many": (["validate", "extra"], "option-invalid/command-line", "extra"),
+    "no spec file of that name": (["-f", "missing.yaml", "up"], "not-found/file", "missing.yaml"),
     "usage of all clusters": (["--cluster", "all", "usage"], "options-exclusive", "--cluster all"),
     "no cluster of that name": (["status"], "not-up", "'local'"),
 }
@@ -55,7 +59,7 @@ def test_wrong_command_is_one_error_with_a_fix(cli: Clusterctl, wrong: str) -> N
     argv, code, named = REFUSED[wrong]
     result = cli("-o", "json", *argv, rc=2)
     (failure,) = failures(result)
-    assert failure["code"] == code
+    assert condition(failure) == code
     assert named in str(failure["cause"])
     assert failure["fix"]
     (error,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
@@ -100,7 +104,7 @@ def test_command_without_a_verb_shows_the_help_and_fails(cli: Clusterctl) -> Non
     assert result.stdout == ""
     assert "Usage: clusterctl node" in cli("node", rc=2).stderr
     (failure,) = failures(cli("-o", "json", rc=2))
-    assert failure["code"] == "bad-command-line"
+    assert condition(failure) == "option-invalid/command-line"
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -179,4 +183,6 @@ def test_spec_file_may_have_any_name(cli: Clusterctl) -> None:
         cli("validate", "-f", name)
     assert "[bold]y.yaml" in cli("validate", "-f", "[bold]y.yaml", rc=2).stderr
     assert sorted(path.name for path in cli.cwd.iterdir()) == sorted(names)
-    assert codes(cli("-o", "json", "validate", "-f", Path("\udcff.yaml"), rc=2)) == ["no-such-file"]
+    assert codes(cli("-o", "json", "validate", "-f", Path("\udcff.yaml"), rc=2)) == [
+        "not-found/file"
+    ]

@@ -22,6 +22,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.state.run_record import RunRecord
 from clusterctl.util.progress import Clock
 from tests.integration.cli.conftest import Answer
+from tests.support.messages import condition
 from tests.support.played.cluster import PlayedCluster
 from tests.support.processes import eventually
 
@@ -42,7 +43,7 @@ def submit(answer: Answer) -> Callable[[str], str]:
 
 def code(found: dict[str, Any]) -> str:
     (failure,) = found["failures"]
-    return str(failure["code"])
+    return str(condition(failure))
 
 
 def test_wait_returns_when_all_jobs_have_ended(
@@ -86,7 +87,7 @@ def test_wait_for_an_unknown_job_does_not_wait(
 ) -> None:
     played_session.workspace.configured.touch()
     set_clock(Clock(sleep=lambda _: pytest.fail("it waits")))
-    assert code(answer("wait", "77", rc=1)) == "unknown-job"
+    assert code(answer("wait", "77", rc=1)) == "not-found/job"
 
 
 def test_array_is_told_by_its_worst_task() -> None:

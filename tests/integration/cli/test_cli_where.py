@@ -94,7 +94,7 @@ def test_where_sends_the_options_that_shape_the_job(asked, cluster, tmp_path) ->
         "train",
         "mine",
     ]
-    with refused("unknown-partition", UsageError):
+    with refused("not-found/partition", UsageError):
         asked(partition="x")
 
 
@@ -304,7 +304,7 @@ def test_trial_without_an_answer_of_slurm_is_no_refusal(session, cluster) -> Non
 def test_first_best_submits_to_the_best_places(asked, cluster, tmp_path: Path, capsys) -> None:
     """It leaves out the partitions that `submit` does not know."""
     (script := tmp_path / "a.sh").write_text("#!/bin/bash\ntrue\n")
-    with refused("first-needs-places", UsageError):
+    with refused("option-invalid/first-places", UsageError):
         submit.submit(TEXT, str(script), first="best:3")
     inventory = Workspace.of("demo").inventory
     facts = json.loads(inventory.read_text())

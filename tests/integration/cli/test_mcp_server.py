@@ -18,6 +18,7 @@ from clusterctl.cli import mcp_server
 from tests.integration.cli.conftest import Answer as Verb
 from tests.support.agent_project import Project, answer_of
 from tests.support.agents import Agent
+from tests.support.messages import condition
 from tests.support.processes import eventually
 from tests.support.verbs import SCRIPT
 
@@ -40,7 +41,7 @@ def server(project: Project) -> Iterator[subprocess.Popen[str]]:
 
 
 def codes(answer: dict[str, Any]) -> list[str]:
-    return [failure["code"] for failure in answer["failures"]]
+    return [condition(failure) for failure in answer["failures"]]
 
 
 def test_life_of_a_job(project: Project, answer: Verb) -> None:
@@ -187,7 +188,7 @@ def test_killed_server_leaves_a_submission_that_is_carried_out_and_known(
     server.wait()
     eventually(lambda: not _pending(journal))
     (call,) = [call for call in journal.calls().values() if call.jobs]
-    assert (call.code, [*call.jobs]) == ("ok", ["1"])
+    assert (condition(call), [*call.jobs]) == ("ok", ["1"])
     assert len(project.jobs()) == 1
 
 
@@ -228,7 +229,7 @@ def test_server_refuses_to_work_in_a_folder_with_the_limits_in_it(
         "missing": project.folder / "missing",
     }
     refusal = answer_of(["mcp", f"--project={folders[where]}"], project.folder, os.environ)
-    assert refusal.code == "agent-project-folder"
+    assert condition(refusal) == "option-invalid/project-folder"
 
 
 def test_server_with_wrong_limits_does_not_start(project: Project) -> None:
@@ -237,7 +238,7 @@ def test_server_with_wrong_limits_does_not_start(project: Project) -> None:
 
 
 def _pending(journal: Journal) -> bool:
-    return any(not call.code for call in journal.calls().values())
+    return any(not condition(call) for call in journal.calls().values())
 
 
 class _Bare:

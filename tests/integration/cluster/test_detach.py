@@ -165,7 +165,7 @@ def test_detach_that_lost_its_answer_ends_later(
 
 def test_damaged_record_is_not_taken_for_an_unfinished_attach(finished: Workspace) -> None:
     finished.inventory.write_text("{")
-    with refused("inventory-damaged", UsageError):
+    with refused("record-damaged/cluster", UsageError):
         detach(finished, DetachOptions(discard=True))
     assert (finished.root.parent / "there/ours").exists()
     assert detach(finished, DetachOptions(forget=True)).left

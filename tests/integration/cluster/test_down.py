@@ -26,10 +26,12 @@ def test_down_of_a_cluster_never_created_claims_no_verification(
     workspace.create()
     if access:
         workspace.access_config.touch()
-    with refused("unknown-name", UsageError, "zzz"):
+    with refused("not-found/name", UsageError, "zzz"):
         down.down(PhaseRunner(workspace=workspace), DownOptions(gone=["zzz"]))
     said = cli("--cluster", "d", "down", "--yes").stdout
     assert said.startswith("cluster 'd' is down; ")
     assert "verified" not in said
     assert not workspace.root.exists()
-    assert codes(cli("-o", "json", "--cluster", "d", "down", "--yes", rc=2)) == ["unknown-cluster"]
+    assert codes(cli("-o", "json", "--cluster", "d", "down", "--yes", rc=2)) == [
+        "not-found/cluster"
+    ]

@@ -173,7 +173,7 @@ def test_attach_again_keeps_what_it_has_found_until_it_is_withdrawn(
     commands("short", "gpuq", accounts=2, accepted="*--account=proj1*")
     attached()
     commands("short", "gpuq", accounts=2, accepted="*--account=proj0*--partition=gpuq*")
-    with refused("no-partition-accepts", SlurmError, "--account '' --partition ''"):
+    with refused("slurm-refused/all-partitions", SlurmError, "--account '' --partition ''"):
         attached()
     again = attached(account="", partition="")
     assert (again.account, again.partitions[0]) == ("proj0", "gpuq")
@@ -231,7 +231,7 @@ def test_attach_again_keeps_choices_of_the_spec(commands: Commands, ready: Path)
 
 @pytest.mark.parametrize(
     ("code", "choice"),
-    [("folder-differs", {"folder": "~/other"}), ("no-python", {"python": "/no/python"})],
+    [("exists/folder", {"folder": "~/other"}), ("host-unfit/python", {"python": "/no/python"})],
 )
 def test_refused_choice_is_not_recorded(
     commands: Commands,
@@ -261,7 +261,7 @@ def failed(commands: Commands, state: Path) -> Workspace:
     program = state.parent / "slurm+bin/sha256sum"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
-    with refused("environment-failed", TransportError):
+    with refused("packages-unmet/installation", TransportError):
         attached()
     program.unlink()
     return Workspace.of("campus")
@@ -302,7 +302,7 @@ def test_folder_of_an_unset_variable_is_forgotten(
     commands: Commands, state: Path, build: Build, home: Path
 ) -> None:
     commands("short")
-    with refused("folder-not-made", TransferError):
+    with refused("file-unwritable/remote-folder", TransferError):
         attached(folder="$NOWHERE_SET/ours")
     build(home / "other")
     assert attached(folder="~/other").folder == str(home / "other")
@@ -315,7 +315,7 @@ def test_login_of_two_clusters_needs_a_name(
     for name in ("campus", "other"):
         build(home / name)
         attached(name=name, folder=f"~/{name}")
-    with refused("which-cluster", UsageError, "campus, other"):
+    with refused("ambiguous/cluster", UsageError, "campus, other"):
         attached()
     assert attached(name="other").workspace.root.name == "other"
 
@@ -330,7 +330,7 @@ def test_doctor_asks_with_the_settings_of_jobs(commands: Commands, ready: Path) 
     assert all("--qos=long" in call for call in calls.read_text().splitlines())
     # Jobs would be refused.
     commands("short", accounts=2, accepted="*--account=proj1*")
-    with refused("no-partition-accepts", SlurmError):
+    with refused("slurm-refused/all-partitions", SlurmError):
         examine_site(first.workspace)
 
 
@@ -395,13 +395,13 @@ def test_new_login_is_accepted_for_the_same_account(commands: Commands, ready: P
     workspace = first.workspace
     cluster_id = first.workspace.cluster_id()
     write_login_files("ada@old.invalid", workspace)
-    with refused("name-taken", UsageError, "--name campus"):
+    with refused("exists/cloud-name", UsageError, "--name campus"):
         attached()
     site = workspace.root / "site.json"
     record = json.loads(site.read_text())
     for field in ("cluster_name", "account", "home"):
         site.write_text(json.dumps(record | {field: "other"}))
-        with refused("name-taken", UsageError, "other"):
+        with refused("exists/cloud-name", UsageError, "other"):
             attached(name="campus")
     assert login_of(workspace.ssh_config) == "ada@old.invalid"
     site.write_text(json.dumps(record))

@@ -130,7 +130,7 @@ def test_killed_place_continues_or_is_removed(
 def test_place_refuses_the_folder_of_another_slurm_cluster(call: Place, home: Path) -> None:
     """Two clusters of a site share the home."""
     assert run_program(*CLAIM) == 0
-    with refused("folder-taken", UsageError, "--folder"):
+    with refused("exists/taken-folder", UsageError, "--folder"):
         call("~/a/ours", site=replace(SITE, cluster_name="other"))
     assert (home / "a/ours/.clusterctl-cluster").read_text() == "a1b2c3\n2\ncampus\n"
 
@@ -164,7 +164,7 @@ def test_refused_folder_keeps_environments_and_pythons(
     if mark is not None:
         (home / "ours/.clusterctl-cluster").write_text(mark)
     before = sorted(home.rglob("*"))
-    with refused("folder-taken", UsageError):
+    with refused("exists/taken-folder", UsageError):
         call()
     assert sorted(home.rglob("*")) == before
 
@@ -218,7 +218,7 @@ def test_environment_that_is_gone_is_damaged(build: Build, home: Path) -> None:
 def test_place_rejects_a_folder_with_other_files(call: Place, home: Path) -> None:
     (home / "ours").mkdir()
     (home / "ours/thesis.tex").write_text("mine")
-    with refused("folder-taken", UsageError):
+    with refused("exists/taken-folder", UsageError):
         call()
     assert [path.name for path in (home / "ours").iterdir()] == ["thesis.tex"]
 
@@ -246,7 +246,7 @@ def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(
 ) -> None:
     """No wheels are downloaded before."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with refused("folder-unfit", UsageError):
+    with refused("files-unfit/module", UsageError):
         place(LocalTransport(), SITE, folder, "a1b2c3")
     assert list(home.iterdir()) == []
 
@@ -258,16 +258,16 @@ def test_place_expands_a_variable_of_the_cluster(
     build(tmp_path / "scratch/a/ours")
     assert call("$SCRATCH/a/ours").folder == str(tmp_path / "scratch/a/ours")
     monkeypatch.delenv("SCRATCH")
-    with refused("folder-not-made", TransferError, "SCRATCH"):
+    with refused("file-unwritable/remote-folder", TransferError, "SCRATCH"):
         call("$SCRATCH/ours")
     monkeypatch.setenv("SCRATCH", str(tmp_path / "dom\\ada's"))
-    with refused("folder-unfit", UsageError, "dom"):
+    with refused("files-unfit/module", UsageError, "dom"):
         call("$SCRATCH/ours")
     assert not (tmp_path / "dom\\ada's").exists()
 
 
 def test_place_tells_the_disks_words_if_it_is_full(call: Place) -> None:
-    with small_disk(1) as disk, refused("files-unwritable", TransferError, "0 MiB"):
+    with small_disk(1) as disk, refused("file-unwritable/here", TransferError, "0 MiB"):
         call(f"{disk.path}/ours")
 
 
@@ -280,17 +280,17 @@ def test_choose_python_takes_the_first_that_jobs_can_use() -> None:
     assert choose_python(pythons) == "/opt/bin/python3"
     assert choose_python(pythons | {"/new/python3": "3.13.0"}, "/new/python3") == "/new/python3"
     for python in ("/usr/bin/python3", "/missing/python3"):
-        with refused("no-python", UsageError, python):
+        with refused("host-unfit/python", UsageError, python):
             choose_python(pythons, python)
-    with refused("no-python", UsageError, "/usr/bin/python3 (3.9.2)"):
+    with refused("host-unfit/python", UsageError, "/usr/bin/python3 (3.9.2)"):
         choose_python({"/usr/bin/python3": "3.9.2"})
 
 
 def test_platform_of_rejects_what_has_no_wheels() -> None:
     assert platform_of("3.11.2", "2.36", "x86_64") == NodePlatform("3.11", 36)
-    with refused("platform-unfit", UsageError, "aarch64"):
+    with refused("packages-unmet/platform", UsageError, "aarch64"):
         platform_of("3.11.2", "2.36", "aarch64")
-    with refused("platform-unfit", UsageError, "2.17"):
+    with refused("packages-unmet/platform", UsageError, "2.17"):
         platform_of("3.11.2", "2.17", "x86_64")
 
 
@@ -345,7 +345,7 @@ def test_remove_leaves_a_folder_without_our_mark(home: Path, mark: str | None) -
     (home / "ours/thesis.tex").write_text("mine")
     if mark is not None:
         (home / "ours/.clusterctl-cluster").write_text(mark)
-    with refused("folder-not-ours", UsageError):
+    with refused("exists/foreign-folder", UsageError):
         attached(home).remove()
     assert (home / "ours/thesis.tex").read_text() == "mine"
 
@@ -385,7 +385,7 @@ def test_remove_keeps_an_empty_folder_of_the_user(home: Path) -> None:
 def test_place_on_a_full_disk_leaves_nothing(call: Place) -> None:
     with small_disk(1) as disk:
         disk.fill()
-        with refused("folder-not-made", TransferError):
+        with refused("file-unwritable/remote-folder", TransferError):
             call(f"{disk.path}/a/ours")
         assert not (disk.path / "a").exists()
 
@@ -491,7 +491,7 @@ def test_python_that_does_not_run_there_is_refused(
     more.mkdir()
     url = standalone_list(more, small_python("#!/bin/sh\nexit 3\n"))
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", url)
-    with refused("python-not-unpacked", TransferError):
+    with refused("transfer-failed/python", TransferError):
         given()
     assert [one.name for one in (home / "ours/pythons").iterdir()] == [".lock"]
 
@@ -500,10 +500,10 @@ def test_site_without_a_download_stays_as_it_is(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", "file:///nowhere/downloads.json")
-    with refused("python-not-downloaded", MachineError):
+    with refused("transfer-failed/python-download", MachineError):
         given()
     assert list(home.iterdir()) == []
-    with refused("platform-unfit", UsageError):
+    with refused("packages-unmet/platform", UsageError):
         given(replace(OLD, glibc="2.17"))
 
 
@@ -513,7 +513,7 @@ def test_python_does_not_fit_a_small_disk(
     large = small_python(f"#!/bin/sh\n{'#' * (2 << 20)}\n")
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", standalone_list(tmp_path, large))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    with small_disk(1) as disk, refused("python-not-unpacked", TransferError, "No space left"):
+    with small_disk(1) as disk, refused("transfer-failed/python", TransferError, "No space left"):
         given(folder=f"{disk.path}/ours")
 
 

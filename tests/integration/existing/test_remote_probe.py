@@ -53,7 +53,7 @@ def test_python_of_a_named_module_is_found_first(
 def test_partition_is_chosen_among_others_if_the_default_refuses(commands: Commands) -> None:
     commands("short", "gpuq", accepted="*--partition=gpuq*")
     assert probe(LocalTransport(), Choices()).partition == "gpuq"
-    with refused("no-partition-accepts", SlurmError, "--account"):
+    with refused("slurm-refused/all-partitions", SlurmError, "--account"):
         probe(LocalTransport(), Choices(partition="short"))
 
 
@@ -61,7 +61,7 @@ def test_sbatch_is_called_a_limited_number_of_times(commands: Commands) -> None:
     calls = commands(
         *(f"p{number}" for number in range(30)), default=False, accepted="nothing", accounts=12
     )
-    with refused("no-partition-accepts", SlurmError, "--partition"):
+    with refused("slurm-refused/all-partitions", SlurmError, "--partition"):
         probe(LocalTransport(), Choices())
     assert len(calls.read_text().splitlines()) == 76
 
@@ -131,11 +131,11 @@ AVAILABLE = (
 @pytest.mark.usefixtures("hidden")
 def test_module_of_slurm_is_named_if_slurm_is_not_found(profile: Profile) -> None:
     profile(AVAILABLE)
-    with refused("no-slurm-here", MachineError, "--module slurm/24.11") as caught:
+    with refused("tool-missing/slurm", MachineError, "--module slurm/24.11") as caught:
         probe(LocalTransport(), Choices())
     assert "provider.slurm_path" in caught.value.fix
     profile("module() { echo \"Unable to locate a modulefile for '$2'\" >&2; }\n")
-    with refused("no-slurm-here", MachineError, "provider.slurm_path") as caught:
+    with refused("tool-missing/slurm", MachineError, "provider.slurm_path") as caught:
         probe(LocalTransport(), Choices(modules=("slurm/9",)))
     assert "Unable to locate a modulefile for 'slurm/9'" in caught.value.why
 
@@ -174,7 +174,7 @@ def test_sinfo_that_is_refused_is_quoted(commands: Commands, tmp_path: Path) -> 
     commands("short")
     words = "slurm_load_node: Access/permission denied"
     (tmp_path / "slurm+bin/sinfo").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
-    with refused("no-partitions-listed", SlurmError, "sinfo") as caught:
+    with refused("slurm-refused/partitions", SlurmError, "sinfo") as caught:
         probe(LocalTransport(), Choices(partition="short"))
     assert (caught.value.why, caught.value.retryable) == (words, False)
 
@@ -232,7 +232,7 @@ def test_larger_job_than_the_site_has_is_refused(commands: Commands, tmp_path: P
     of_partitions(
         tmp_path, PARTITION.format("main*", "up", "1/1/0/2"), sbatch=f"echo '{DRAINED}' >&2; exit 1"
     )
-    with refused("no-partition-accepts", SlurmError, "--account"):
+    with refused("slurm-refused/all-partitions", SlurmError, "--account"):
         probe(LocalTransport(), Choices())
 
 
@@ -273,7 +273,7 @@ def test_messages_that_a_site_always_prints_are_no_reason(
     (attempt,) = probe(LocalTransport(), Choices()).refused
     assert (attempt.partition, attempt.answer) == ("closed", "Invalid account")
     of_partitions(tmp_path, *rows[1:], sbatch=wrapper)
-    with refused("no-partition-accepts", SlurmError) as caught:
+    with refused("slurm-refused/all-partitions", SlurmError) as caught:
         probe(LocalTransport(), Choices(partition="closed"))
     assert "Invalid account" in caught.value.why
 
@@ -315,7 +315,7 @@ def test_variables_of_a_named_module_reach_slurms_commands(
     )
     site = probe(LocalTransport(), Choices(modules=("slurm/24",))).site
     assert site.variables == {"SLURM_CONF": "/apps/slurm.conf"}
-    with refused("no-partitions-listed", SlurmError, "--module slurm/24"):
+    with refused("slurm-refused/partitions", SlurmError, "--module slurm/24"):
         probe(LocalTransport(), Choices())
 
 
@@ -341,7 +341,7 @@ def test_job_of_a_routed_site_names_no_partition(commands: Commands) -> None:
     assert (answer.is_routed, len(answer.usable)) == (True, 2)
     assert "--partition=" not in calls.read_text().splitlines()[0]
     commands("short", accepted="*--partition=*")
-    with refused("no-partition-accepts", SlurmError, "--partition ''"):
+    with refused("slurm-refused/all-partitions", SlurmError, "--partition ''"):
         probe(LocalTransport(), Choices(routed=True))
 
 
@@ -369,7 +369,7 @@ def test_test_job_fits_the_rules_of_the_site(
 
 def test_refused_test_job_is_shown_as_it_was_run(commands: Commands) -> None:
     commands("short", accepted="nothing")
-    with refused("no-partition-accepts", SlurmError, "--time") as caught:
+    with refused("slurm-refused/all-partitions", SlurmError, "--time") as caught:
         probe(LocalTransport(), Choices(slurm=("--constraint=cpu",)))
     assert "--nodes=1 --ntasks-per-node=1" in caught.value.why
     assert "--constraint=cpu --wrap=true" in caught.value.why

@@ -25,7 +25,7 @@ from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.sweeps import in_sweep
 from tests.support.terraform import RecordingReporter
 from tests.unit.gcp import recorded
@@ -183,7 +183,7 @@ def test_missing_image_family_blocks_only_new_nodes(raised: Baked) -> None:
     assert not planned.changes
     (note,) = [note for note in planned.notes if "no longer has" in note]
     assert "another provider.partitions.train.image" in note
-    with refused("no-image-possible", ClusterctlError, why=note):
+    with refused("unsupported/image", ClusterctlError, why=note):
         raised.prepare(provider, spec_of())
     assert not [
         note
@@ -242,11 +242,11 @@ def test_build_machine_that_can_not_be_removed_is_reported(baked: Baked, is_bake
     """Such as if the login at Google expires during the build."""
     baked.fails = None if is_baked else no_packages()
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
-    with refused("not-removed", ClusterctlError, "`clusterctl up`") as caught:
+    with refused("leftovers/machine", ClusterctlError, "`clusterctl up`") as caught:
         baked.up(spec_of())
     assert MACHINE in baked.cloud.instances
     *before, left = caught.value.failures
-    assert (left.host, left.code) == (MACHINE, "not-removed")
+    assert (left.host, condition(left)) == (MACHINE, "leftovers/machine")
     assert left.cause in caught.value.fix
     assert before
     assert "billed" not in "".join(one.fix for one in before)
@@ -311,7 +311,7 @@ def test_machine_of_a_build_killed_before_its_image_is_replaced(baked: Baked) ->
 def test_machine_of_a_build_that_failed_after_its_image_is_removed(baked: Baked) -> None:
     """Google refused to delete the machine when the image had been created."""
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
-    with refused("not-removed"):
+    with refused("leftovers/machine"):
         baked.up(spec_of())
     assert list(baked.cloud.instances) == [MACHINE]
     assert len(baked.images) == 1
@@ -343,7 +343,7 @@ def test_up_refuses_changes_beyond_the_shown_plan(raised: Baked) -> None:
     raised.planned(provider, spec_of(3), inputs="fedcba9876543210")
     router = next(iter(raised.cloud.resources("google_compute_router").values()))["name"]
     raised.cloud.lose(router, "google_compute_router")
-    with refused("stale-plan", StalePlanError, "router"):
+    with refused("plan-changed", StalePlanError, "router"):
         raised.up_from(provider, spec_of(3), inputs="fedcba9876543210")
     assert MACHINE not in raised.cloud.instances
 

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import TerraformError
 from tests.integration.gcp.terraformed import Terraformed
 from tests.support.google.refusals import REFUSALS
-from tests.support.messages import refused, shows
+from tests.support.messages import condition, refused, shows
 from tests.support.processes import descendants
 from tests.support.sweeps import in_sweep
 from tests.support.terraform import addresses
@@ -28,7 +28,7 @@ HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}
 
 
 def failures(error: TerraformError) -> list[tuple[str, str | None]]:
-    return [(failure.code, failure.host) for failure in error.failures]
+    return [(condition(failure), failure.host) for failure in error.failures]
 
 
 def made(cluster: Terraformed) -> set[str]:
@@ -48,7 +48,9 @@ def test_up_names_refused_hosts_and_creates_them_in_the_next_run(
         cluster.cloud.fail(kind, name=f"demo-train-{number}")
     with pytest.raises(TerraformError) as caught:
         cluster.up()
-    expected = [(REFUSALS[kind].code, f"demo-train-{number}") for number, kind in kinds.items()]
+    expected = [
+        (condition(REFUSALS[kind]), f"demo-train-{number}") for number, kind in kinds.items()
+    ]
     assert sorted(failures(caught.value), key=str) == sorted(expected, key=str)
     assert "the quota NVIDIA_L4_GPUS of project demo-project" in str(caught.value)
     # Nobody waits for a quota. One was made all the same.
@@ -86,7 +88,7 @@ def test_up_and_down_never_touch_resources_of_another_cluster(cluster: Terraform
     theirs = cluster.plant("demo-train-1", cluster_id="ffffff")
     with pytest.raises(TerraformError) as caught:
         cluster.up()
-    assert failures(caught.value) == [("name-taken", "demo-train-1")]
+    assert failures(caught.value) == [("exists/cloud-name", "demo-train-1")]
     cluster.destroy()
     assert cluster.cloud.instances == {"demo-train-1": theirs}
 
@@ -128,7 +130,7 @@ def test_up_with_a_lost_state_imports_existing_resources(cluster: Terraformed) -
 def test_up_without_credentials_creates_nothing(cluster: Terraformed) -> None:
     cluster.cloud.fail("no_credentials")
     login = ("`gcloud auth application-default login`", "GOOGLE_APPLICATION_CREDENTIALS")
-    with refused("credentials", TerraformError, *login) as caught:
+    with refused("cloud-login", TerraformError, *login) as caught:
         cluster.up()
     assert [(failure.host, failure.phase) for failure in caught.value.failures] == [
         (None, "provision")

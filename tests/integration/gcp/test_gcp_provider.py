@@ -188,7 +188,7 @@ def test_apply_that_starts_hosts_again_removes_none(
     provider.apply(spec, workspace)
     planned_cloud.stop("demo-train-2")
     assert provider.apply(spec, workspace).started == ("demo-train-2",)
-    with refused("stale-plan", StalePlanError, "demo-train-2"):
+    with refused("plan-changed", StalePlanError, "demo-train-2"):
         provider.apply(fewer, workspace)
     assert sorted(planned_cloud.instances) == HOSTS
 
@@ -252,12 +252,12 @@ def test_check_refuses_a_gcloud_that_is_missing_logged_out_or_broken(
     provider_of(spec).check(spec)
     for state in ("none", "expired", "reauth"):
         (bin_folder / "login").write_text(state)
-        with refused("gcloud-login", MachineError, "gcloud auth login"):
+        with refused("cloud-login/gcloud", MachineError, "gcloud auth login"):
             provider_of(spec).check(spec)
     (bin_folder / "gcloud").write_text(
         "#!/bin/sh\necho 'ERROR: Max retries exceeded' >&2; exit 1\n"
     )
-    with refused("gcloud-broken", MachineError, "Max retries exceeded"):
+    with refused("tool-failed/gcloud", MachineError, "Max retries exceeded"):
         provider_of(spec).check(spec)
 
 

@@ -83,7 +83,7 @@ def test_state_of_another_cluster_is_neither_changed_nor_destroyed(
     provider_of(spec).apply(spec, theirs)
     before = cloud.resources()
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
-    with refused("state-of-other-cluster", ProvisionError, theirs.cluster_id(), where=""):
+    with refused("exists/state", ProvisionError, theirs.cluster_id(), where=""):
         provider_of(spec).plan(spec, ours)
     reporter = RecordingReporter()
     provider_of(spec, reporter).destroy(ours.cluster_id(), workspace=ours)
@@ -147,7 +147,7 @@ def test_half_made_cluster_survives_a_provider_change(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     # As an `up` leaves it that fails before the inventory.
     workspace.spec.write_text(dump_spec(spec_of()))
-    with refused("up-with-other-provider", UsageError, "provider.type: gcp"):
+    with refused("exists/cluster", UsageError, "provider.type: gcp"):
         up(ClusterContext.of(LOCAL, workspace=workspace), UpOptions(approve=decline))
 
 
@@ -159,7 +159,7 @@ def test_declined_change_keeps_the_cluster_for_down(
         up(ClusterContext.of(spec_of(), workspace=workspace), UpOptions(approve=decline))
     assert not cloud.resources()
     (workspace.terraform / "terraform.tfstate").write_text("{}")
-    with refused("no-such-file", UsageError, "spec.yaml"):
+    with refused("not-found/file", UsageError, "spec.yaml"):
         down.down(PhaseRunner(workspace=workspace), down.DownOptions())
     (workspace.terraform / "terraform.tfstate").unlink()
     down.down(PhaseRunner(workspace=workspace), down.DownOptions())

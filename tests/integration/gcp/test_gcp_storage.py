@@ -155,7 +155,7 @@ def test_new_filestore_brings_no_change_that_was_not_shown(
     provider = provider_of(spec)
     provider.plan(spec, workspace)
     cloud.lose("demo-train-1")
-    with refused("stale-plan", StalePlanError, "demo-train-1"):
+    with refused("plan-changed", StalePlanError, "demo-train-1"):
         provider.apply(spec, workspace)
     assert "demo-train-1" not in cloud.instances
 

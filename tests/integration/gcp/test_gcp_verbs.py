@@ -78,7 +78,7 @@ def test_up_lists_all_obstacles_and_creates_nothing(tmp_path: Path) -> None:
         as_shown(cli("plan", "--preflight", rc=1), "clusterctl plan --preflight")
         google.off.clear()
         google.project.has["machineTypes/g2-standard-4"] = None
-        named = ["machine-type-unavailable", "quota"]
+        named = ["cloud-refused/machine-type", "quota"]
         assert sorted(codes(cli("-o", "json", "plan", "--preflight", rc=1))) == named
         ran = cli("-o", "json", "up", "--yes", rc=1)
         assert sorted(codes(ran)) == named
@@ -149,7 +149,7 @@ def test_orphans_lists_cost_and_removes_a_lost_cluster(
         assert f"these clusters ({cluster_id})?" in shown
         assert cloud.resources() == before
 
-        assert codes(cli("-o", "json", *where, "--yes", rc=1)) == ["only-copy"]
+        assert codes(cli("-o", "json", *where, "--yes", rc=1)) == ["would-lose/files"]
         assert cloud.resources() == before
         answer = cli("-o", "json", *where, "--yes", "--discard").json
         (orphan,) = answer["orphans"]

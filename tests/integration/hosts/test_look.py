@@ -34,7 +34,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.scheduler import NEEDS
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.unit.hosts.answers import DISK, answer
 
 
@@ -410,10 +410,10 @@ def test_run_does_not_wait_for_a_program_that_the_kernel_does_not_end(
 
 def test_reject_silent_folders_names_the_host_and_the_folder() -> None:
     silent = parse_report(answer(checksums={"path /shared/x": "no answer", "unit a": "no answer"}))
-    with refused("file-server-silent", ConfigureError, "n2") as caught:
+    with refused("host-unfit/file-server", ConfigureError, "n2") as caught:
         reject_silent_folders({"n1": parse_report(answer()), "n2": silent})
     (failure,) = caught.value.failures
-    assert (failure.host, failure.code) == ("n2", "folder-silent")
+    assert (failure.host, condition(failure)) == ("n2", "host-unfit/folder-silent")
     assert "/shared/x" in failure.cause
 
 
@@ -424,10 +424,10 @@ def test_parse_report_reads_an_answer() -> None:
     assert view.facts.cpus == 2
     assert view.checksums == {"unit munge": "running"}
     assert view.distribution == "debian-12"
-    with refused("no-room", ConfigureError, "d-train-1") as caught:
+    with refused("disk-full/host", ConfigureError, "d-train-1") as caught:
         reject_full_disks({"d-train-1": view, "d-train-2": parse_report(answer())})
     (failure,) = caught.value.failures
-    assert (failure.host, failure.code) == ("d-train-1", "disk-full")
+    assert (failure.host, condition(failure)) == ("d-train-1", "disk-full")
     assert all(word in failure.cause for word in ("/ ", " of 512 MiB"))
 
 
@@ -446,15 +446,15 @@ def test_reject_taken_numbers_names_all_hosts_and_accounts() -> None:
         "train-1": parse_report(answer(**agent)),
         "new": parse_report(answer()),
     }
-    with refused("accounts-conflict", ConfigureError, "train-1") as caught:
+    with refused("host-unfit/accounts", ConfigureError, "train-1") as caught:
         reject_taken_numbers(reports, {"ada": 1000, "bob": 1001})
-    found = {(failure.host, failure.code, failure.cause) for failure in caught.value.failures}
+    found = {(failure.host, condition(failure), failure.cause) for failure in caught.value.failures}
     assert found == {
         (host, code, cause)
         for host in ("ctl", "train-1")
         for code, cause in (
-            ("gid-taken", "gid 1000, which ada needs, belongs to google-sudoers"),
-            ("uid-taken", "uid 1001, which bob needs, belongs to clusterctl"),
+            ("host-unfit/gid-taken", "gid 1000, which ada needs, belongs to google-sudoers"),
+            ("host-unfit/uid-taken", "uid 1001, which bob needs, belongs to clusterctl"),
         )
     }
     # An account of ours is set right later.
@@ -476,18 +476,33 @@ def test_taken_uids_of_slurm_and_munge_are_found() -> None:
         "two": parse_report(answer(accounts={}, groups={"lab": 64031})),
         "three": parse_report(answer(accounts={}, groups={"slurm": 990, "lab": 64030})),
     }
-    with refused("accounts-conflict", ConfigureError) as caught:
+    with refused("host-unfit/accounts", ConfigureError) as caught:
         reject_taken_numbers(reports, required_accounts(spec))
     changes = ("uid: `usermod --uid UID", "gid: `groupmod --gid GID")
     user, group = (f"give that account another {change}" for change in changes)
     found = {
-        (failure.host, failure.code, failure.cause, failure.fix)
+        (failure.host, condition(failure), failure.cause, failure.fix)
         for failure in caught.value.failures
     }
     assert found == {
-        ("one", "uid-taken", "uid 64030, which slurm needs, belongs to lims", f"{user} lims`"),
-        ("two", "gid-taken", "gid 64031, which munge needs, belongs to lab", f"{group} lab`"),
-        ("three", "gid-taken", "gid 64030, which slurm needs, belongs to lab", f"{group} lab`"),
+        (
+            "one",
+            "host-unfit/uid-taken",
+            "uid 64030, which slurm needs, belongs to lims",
+            f"{user} lims`",
+        ),
+        (
+            "two",
+            "host-unfit/gid-taken",
+            "gid 64031, which munge needs, belongs to lab",
+            f"{group} lab`",
+        ),
+        (
+            "three",
+            "host-unfit/gid-taken",
+            "gid 64030, which slurm needs, belongs to lab",
+            f"{group} lab`",
+        ),
     }
 
 
@@ -569,7 +584,7 @@ def test_parse_report_of_another_answer_is_an_error() -> None:
         '{"state": "running"}',
         '{"state": "running", "node": {"said": "@node"}}',
     ):
-        with refused("answer-garbled", TransportError):
+        with refused("internal/answer", TransportError):
             parse_report(text)
 
 

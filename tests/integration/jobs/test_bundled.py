@@ -169,7 +169,7 @@ def test_hosts_without_shared_folder_get_the_local_model(
     job_id, _ = trained(session, local_folder / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
     other, _ = trained(session)
-    with rejected("run-not-collected", UsageError, f"clusterctl collect workspace/{other}"):
+    with rejected("not-found/collected-run", UsageError, f"clusterctl collect workspace/{other}"):
         chosen(other, apart)
 
 
@@ -177,14 +177,14 @@ def test_run_option_with_an_unknown_run_is_refused(session: Session, local_folde
     plain = submit(session, JobSpec(name="train", bundled="train"))
     (local_folder / "runs" / "empty").mkdir()
     for run, code, shown, fix in (
-        ("old-1-trian", "unknown-run", "'old-1-trian'", "did you mean old-1-train?"),
-        ("nothing", "unknown-run", "'nothing'", "CLUSTER/12"),
-        ("", "unknown-run", "''", "CLUSTER/12"),
-        ("nowhere/3", "run-not-collected", "nowhere/3", "clusterctl collect nowhere/3"),
-        ("a" * 300, "unknown-run", "'aaa", "CLUSTER/12"),
-        ("empty", "run-without-model", "empty", "use a run of `train`"),
-        ("99", "unknown-job", "99", "clusterctl jobs"),
-        (plain.job_id, "run-without-model", plain.job_id, "use a run of `train`"),
+        ("old-1-trian", "not-found/run", "'old-1-trian'", "did you mean old-1-train?"),
+        ("nothing", "not-found/run", "'nothing'", "CLUSTER/12"),
+        ("", "not-found/run", "''", "CLUSTER/12"),
+        ("nowhere/3", "not-found/collected-run", "nowhere/3", "clusterctl collect nowhere/3"),
+        ("a" * 300, "not-found/run", "'aaa", "CLUSTER/12"),
+        ("empty", "option-invalid/model", "empty", "use a run of `train`"),
+        ("99", "not-found/job", "99", "clusterctl jobs"),
+        (plain.job_id, "option-invalid/model", plain.job_id, "use a run of `train`"),
     ):
         with rejected(code, UsageError, shown, fix):
             chosen(run, session)
@@ -192,18 +192,18 @@ def test_run_option_with_an_unknown_run_is_refused(session: Session, local_folde
 
 def test_run_option_is_for_jobs_that_use_a_model() -> None:
     choice = ChosenModel("runs/a", Weights.BEST)
-    with rejected("one-rank-job", UsageError):
+    with rejected("option-invalid/one-rank", UsageError):
         job_spec("sample", {"nodes": 2, "tasks_per_node": 2})
-    with rejected("option-needs-option", UsageError, "--run"):
+    with rejected("option-invalid/option-missing", UsageError, "--run"):
         reject_unless_fitting([JobSpec(name="t", bundled="train")], choice)
-    with rejected("needs-trained-model", UsageError, "predict"):
+    with rejected("option-invalid/trained-model", UsageError, "predict"):
         reject_unless_fitting([PREDICT], None)
     reject_unless_fitting([PREDICT], choice)
     own = PREDICT.model_copy(update={"args": ("--model-folder=/shared/m", "a.png")})
     reject_unless_fitting([own], None)
     for program, flag in (("eval", "--resume"), ("eval", "--out"), ("export", "--checkpoint")):
         job = JobSpec(name=program, bundled=program)
-        with rejected("needs-trained-model", UsageError):
+        with rejected("option-invalid/trained-model", UsageError):
             reject_unless_fitting([job], None)
         reject_unless_fitting([job.model_copy(update={"args": (flag, "/shared/c")})], None)
 
@@ -245,7 +245,7 @@ def test_find_run_takes_a_job_id_of_the_chosen_cluster(
         assert chosen(name, session)[0] == "model"
     saved(local_folder, "old-9-train", "9", token="9" * 8)
     for name in ("9", f"{cluster}/9"):
-        with rejected("unknown-job", UsageError, "9"):
+        with rejected("not-found/job", UsageError, "9"):
             chosen(name, session)
 
 
@@ -260,13 +260,13 @@ def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, local_folder
     assert job_id_of(f"{job_id}_2", session.ledger) == f"{job_id}_2"
     former = f"former-{job_id}-train"
     for name, where in ((former, str(local_folder / "runs" / former)), (f"old/{job_id}", "")):
-        with rejected("run-of-other-cluster", UsageError, where):
+        with rejected("not-found/run-of-cluster", UsageError, where):
             job_id_of(name, session.ledger)
     assert job_id_of(f"{job_id}_[1-3,7]", session.ledger) == f"{job_id}_[1-3,7]"
     assert job_id_of(f"{cluster}/{job_id}", session.ledger) == job_id
     # Another machine may have submitted the job.
     assert job_id_of(f"{cluster}/99_2", session.ledger) == "99_2"
-    with rejected("not-a-run", UsageError, str(local_folder / "runs")):
+    with rejected("file-invalid/run", UsageError, str(local_folder / "runs")):
         job_id_of("runs/", session.ledger)
 
 
@@ -277,8 +277,8 @@ def test_local_command_needs_a_collected_run(session: Session, local_folder: Pat
     run.mkdir()
     (run / "run.json").write_text(json.dumps(record(14, cluster=session.ledger.cluster)))
     for name, code, shown in (
-        (job_id, "run-not-collected", f"clusterctl collect workspace/{job_id}"),
-        ("14", "run-without-model", "runs/old-14-train"),
+        (job_id, "not-found/collected-run", f"clusterctl collect workspace/{job_id}"),
+        ("14", "option-invalid/model", "runs/old-14-train"),
     ):
         with rejected(code, UsageError, shown):
             list(run_on_this_machine(PREDICT, ChosenModel(name, Weights.BEST), session.ledger))
@@ -289,5 +289,5 @@ def test_local_command_names_the_extra_with_its_packages(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     job_id, _ = trained(session, local_folder / "runs" / "demo-1-train")
-    with rejected("local-extra-missing", UsageError, "ml_dtypes", "'clusterctl[local]'"):
+    with rejected("tool-missing/local", UsageError, "ml_dtypes", "'clusterctl[local]'"):
         list(run_on_this_machine(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger))

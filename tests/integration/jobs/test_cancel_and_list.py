@@ -13,6 +13,7 @@ import pytest
 from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.jobs.queue import cancel, find_or_list, known_jobs, list_jobs, select
 from clusterctl.scheduler.base import AccountingAwayError
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import finished, packed, submitted
 
@@ -36,17 +37,17 @@ def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
     ids = [submitted(session, tmp_path, "sleep 60") for _ in range(2)]
     cluster.change(ids[0], owner="ada", user="ada")
     done = cancel(session, [ids[0], "77", ids[1]])
-    assert {job_id: error.code for job_id, error in done.errors.items()} == {
-        "77": "unknown-job",
-        ids[0]: "job-not-cancelled",
+    assert {job_id: condition(error) for job_id, error in done.errors.items()} == {
+        "77": "not-found/job",
+        ids[0]: "slurm-refused/job-cancel",
     }
     assert f"sudo scancel {ids[0]}" in done.errors[ids[0]].fix
     assert [cluster.job(job_id)["state"] for job_id in ids] == ["RUNNING", "CANCELLED"]
-    with rejected("jobs-not-cancelled", SchedulerError) as caught:
+    with rejected("slurm-refused/cancel", SchedulerError) as caught:
         done.raise_errors()
-    assert [failure.code for failure in caught.value.failures] == [
-        "unknown-job",
-        "job-not-cancelled",
+    assert [condition(failure) for failure in caught.value.failures] == [
+        "not-found/job",
+        "slurm-refused/job-cancel",
     ]
     cluster.change(ids[0], owner="")
     assert cancel(session, [ids[0]]).errors == {}
@@ -78,13 +79,13 @@ def test_cancel_of_tasks_that_the_array_lacks_is_refused(session, cluster, tmp_p
     job_id = submitted(session, tmp_path, "true")
     cluster.change(job_id, tasks=[*range(10)])
     done = cancel(session, [f"{job_id}_[20-30]"])
-    assert [error.code for error in done.errors.values()] == ["unknown-job"]
+    assert [condition(error) for error in done.errors.values()] == ["not-found/job"]
     assert cluster.job(job_id)["state"] == "PENDING"
 
 
 @pytest.mark.parametrize("tasks", ["[3-1]", "[1,3-1]", "[,]", "[-]", "[:]"])
 def test_cancel_of_words_that_name_no_tasks_is_a_wrong_command(session, tasks: str) -> None:
-    with rejected("not-a-job-id", UsageError, "12_[1-3,7]"):
+    with rejected("option-invalid/job-id", UsageError, "12_[1-3,7]"):
         cancel(session, [f"12_{tasks}"])
 
 
@@ -92,12 +93,12 @@ def test_task_of_a_packed_job_is_not_a_job_of_slurm(session, cluster, tmp_path):
     """Its job keeps running. A number that is not a task's is unknown."""
     job_id = packed(session, tmp_path, "true", "0-3")
     done = cancel(session, [f"{job_id}_2", f"{job_id}_4", f"{job_id}_[1-9]"])
-    assert {task: error.code for task, error in done.errors.items()} == {
-        f"{job_id}_2": "task-is-packed",
-        f"{job_id}_[1-9]": "task-is-packed",
-        f"{job_id}_4": "unknown-job",
+    assert {task: condition(error) for task, error in done.errors.items()} == {
+        f"{job_id}_2": "not-found/packed-task",
+        f"{job_id}_[1-9]": "not-found/packed-task",
+        f"{job_id}_4": "not-found/job",
     }
-    with rejected("task-is-packed", SchedulerError):
+    with rejected("not-found/packed-task", SchedulerError):
         known_jobs(session, [f"{job_id}_0"])
     assert cluster.job(job_id)["state"] == "RUNNING"
 
@@ -124,7 +125,7 @@ def test_list_without_accounting_and_folder_counts_the_job(session, cluster, tmp
     with rejected("accounting-away", AccountingAwayError):
         known_jobs(quick, [over])
     done = cancel(quick, [over, running])
-    assert {job_id: error.code for job_id, error in done.errors.items()} == {
+    assert {job_id: condition(error) for job_id, error in done.errors.items()} == {
         over: "accounting-away"
     }
     assert cluster.job(running)["state"] == "CANCELLED"

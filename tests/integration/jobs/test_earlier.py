@@ -124,7 +124,7 @@ def test_from_run_is_visible_in_a_container(session, local_folder):
 
 def test_dry_run_does_not_look_for_a_run_of_another_machine(session):
     job = job_spec("train", {"from_run": "999"})
-    with refused("run-gone", UsageError) as found:
+    with refused("not-found/run-files", UsageError) as found:
         with_from_run(job, session.ledger, None)
     assert found.value.why.startswith("--dry-run")
 
@@ -138,7 +138,7 @@ def test_from_run_of_an_uncollected_job_is_refused_without_a_shared_folder(
     )
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
     job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
-    with refused("run-gone", UsageError, f"clusterctl collect workspace/{job_id}"):
+    with refused("not-found/run-files", UsageError, f"clusterctl collect workspace/{job_id}"):
         with_from_run(job, apart.ledger, apart)
 
 
@@ -166,11 +166,11 @@ def test_from_run_that_does_not_exist_is_refused(session, cluster, local_folder,
     other_machine.update(entry, job_id="")
     calls = cluster.calls("sbatch")
     for run, code in (
-        ("nothing", "unknown-run"),
-        ("999", "unknown-job"),
-        ("data", "not-a-run"),
-        (gone, "run-gone"),
-        (foreign, "not-our-job"),
+        ("nothing", "not-found/run"),
+        ("999", "not-found/job"),
+        ("data", "file-invalid/run"),
+        (gone, "not-found/run-files"),
+        (foreign, "not-yours/job"),
     ):
         with refused(code, UsageError):
             run_with(run)
@@ -182,5 +182,5 @@ def test_from_run_continues_train_from_its_checkpoints(session):
     assert with_restarts(session.site, job).args == ("--resume", "auto")
     own = job.model_copy(update={"args": ("--resume", "never")})
     assert with_restarts(session.site, own).args == ("--resume", "never")
-    with refused("no-run-here", ClusterctlError, "--run RUN"):
+    with refused("option-invalid/from-run", ClusterctlError, "--run RUN"):
         with_from_run(job_spec("bench", {"from_run": "old-1-sum"}), session.ledger, None)

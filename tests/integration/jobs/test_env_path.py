@@ -73,22 +73,22 @@ def test_environment_is_found_by_its_folder_or_by_its_name_in_conda(home: Path) 
 def test_environment_that_can_not_run_is_refused_before_the_submission(home: Path) -> None:
     prefix = a_prefix(home / "micromamba/envs/torch")
     a_prefix(home / ".conda/envs/torch")
-    with refused("environment-unfit", UsageError) as caught:
+    with refused("packages-unmet/environment", UsageError) as caught:
         find("torch")
     assert str(prefix) in caught.value.why
     for wanted in ("tensorflow", str(home / "nowhere"), str(home)):
-        with refused("environment-unfit", UsageError):
+        with refused("packages-unmet/environment", UsageError):
             find(wanted)
-    with refused("environment-unfit", UsageError, where="train-1"):
+    with refused("packages-unmet/environment", UsageError, where="train-1"):
         find(str(prefix), node=NodeTransport())
     (prefix / "bin/python").unlink()
-    with refused("environment-unfit", UsageError):
+    with refused("packages-unmet/environment", UsageError):
         find(str(prefix))
     # R and Perl need no Python.
     assert find(str(prefix), needs_python=False) == str(prefix)
     (prefix / "bin/python").write_text("#!/bin/sh\necho it is broken >&2; exit 1\n")
     (prefix / "bin/python").chmod(0o755)
-    with refused("environment-unfit", UsageError) as caught:
+    with refused("packages-unmet/environment", UsageError) as caught:
         find(str(prefix))
     assert "it is broken" in caught.value.why
 
@@ -138,8 +138,8 @@ def test_job_runs_with_the_python_of_its_environment(tmp_path: Path) -> None:
 def test_environment_excludes_packages_and_needs_a_program_of_the_user(tmp_path: Path) -> None:
     for job, code in (
         (a_job(tmp_path, env_path="/e", requirements=tmp_path / "r.txt"), "options-exclusive"),
-        (a_job(tmp_path, env_path="name"), "env-path-unknown"),
-        (JobSpec(name="train", bundled="train", env_path="/e"), "no-requirements-here"),
+        (a_job(tmp_path, env_path="name"), "unsupported/env-path"),
+        (JobSpec(name="train", bundled="train", env_path="/e"), "option-invalid/requirements"),
     ):
         with refused(code, UsageError):
             Preparer(SILENT.note).plan(Submission.of((job,)), a_spec())

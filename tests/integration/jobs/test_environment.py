@@ -129,7 +129,7 @@ def first(index: Path) -> Environment:
 def test_torchrun_needs_torch(resolve: Resolve, index: Path, tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
     job = JobSpec(name="a", script=tmp_path / "a.py", launcher="torchrun")
-    with refused("torchrun-without-torch", UsageError, "--requirements"):
+    with refused("packages-unmet/torch", UsageError, "--requirements"):
         environment_for(a_spec(), job)
     a_wheel(index, "torch")
     (tmp_path / "job.txt").write_text(f"--no-index\n--find-links {index}\ntorch\n")
@@ -162,7 +162,7 @@ def test_replay_gets_the_very_wheels_of_its_lock(
     assert resolve_again(lock.text.replace("Python 3.", "Python 2.", 1)).lock == lock
     assert shows("\n".join(notes), "packages-for-another-python")
     wrong = lock.text.replace(lock.wheels[0].sha256, "0" * 64)
-    with refused("wheels-gone", UsageError, "HASHES"):
+    with refused("packages-unmet/wheels-gone", UsageError, "HASHES"):
         resolve_again(wrong)
     outside = lock.text.replace(f"# {lock.wheels[0].file}", f"# ../../{lock.wheels[0].file}")
     # A file of elsewhere is none of the cache.
@@ -319,7 +319,7 @@ def test_lock_that_is_held_is_named(home: Path, first: Environment) -> None:
     with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         named = (f"~/{PLAIN.environments}/.lock", "0.1 s")
-        with refused("environment-locked", TransportError, *named):
+        with refused("in-use/environment", TransportError, *named):
             Environments(notes.append, wait_s=0.1).build(LocalTransport(), based(first))
     assert [line.split()[0] for line in notes] == ["sending", "waiting"]
 
@@ -407,7 +407,7 @@ def test_environment_without_its_sums_is_built_again(home: Path, first: Environm
 
 
 def test_environment_that_fails_to_build_leaves_nothing(home: Path, first: Environment) -> None:
-    with refused("environment-failed", TransportError, "/missing/env/bin/python"):
+    with refused("packages-unmet/installation", TransportError, "/missing/env/bin/python"):
         Environments(SILENT.note).build(LocalTransport(), replace(first, root="/missing"))
     assert names(home) == set()
 
@@ -421,7 +421,7 @@ def test_job_adds_to_the_spec_and_keeps_its_versions(resolve: Resolve, index: Pa
     a_wheel(index, "first", "3.0")
     assert versions(resolve("tool", "first")) == ["first 2.0", "tool 1.0"]
     assert versions(resolve("first>2", "first")) == ["first 3.0"]
-    with refused("requirements-unmet", UsageError):
+    with refused("packages-unmet", UsageError):
         resolve("first>2", "first<2")
 
 
@@ -439,7 +439,7 @@ def test_job_with_its_own_python_uses_it(home: Path, tmp_path: Path) -> None:
     # There is nothing to build.
     assert not build(environment)
     assert not home.exists()
-    with refused("no-requirements-here", UsageError):
+    with refused("option-invalid/requirements", UsageError):
         environment_for(a_spec(), bundled.model_copy(update={"requirements": file}))
 
 
@@ -488,7 +488,7 @@ def test_packages_of_a_file_beside_a_program_are_installed_and_recorded(program:
 def test_packages_of_a_file_beside_a_program_that_do_not_exist_stop_the_job(program: Path) -> None:
     program.with_name("requirements.txt").write_text("missing\n")
     notes: list[str] = []
-    with refused("requirements-unmet", UsageError) as caught:
+    with refused("packages-unmet", UsageError) as caught:
         Preparer(notes.append).plan(Submission.of((JobSpec(name="a", script=program),)), a_spec())
     # Before they are resolved, nobody knows.
     assert not any("installed" in note for note in notes)
@@ -500,7 +500,7 @@ def test_file_beside_a_program_that_can_not_be_read_stops_the_job_with_a_way_on(
 ) -> None:
     program.with_name("pyproject.toml").write_text("[project\n")
     job = JobSpec(name="a", script=program)
-    with refused("packages-malformed", UsageError, "--requirements none"):
+    with refused("file-invalid/packages", UsageError, "--requirements none"):
         prepared(job)
     assert names_in(prepared(job.model_copy(update={"requirements": False}))[0]) == []
 

@@ -120,7 +120,7 @@ def test_variable_at_the_beginning_of_a_remote_path_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.txt").write_text("1")
     for path in ("$HOME/pg", "${DATA}"):
-        with refused("path-variable", UsageError):
+        with refused("option-invalid/path-variable", UsageError):
             getattr(files, way)(ChosenCluster(), ["in.txt", path] if way == "put" else [path])
     files.put(ChosenCluster(), ["in.txt", "./$HOME/"])
     assert files.get(ChosenCluster(), ["./$HOME/in.txt", "here/"]).files == 1
@@ -131,9 +131,9 @@ def test_wildcards_that_match_nothing_are_named(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with refused("files-unreadable", UsageError, "wildcards"):
+    with refused("file-unreadable/remote", UsageError, "wildcards"):
         files.put(ChosenCluster(), ["one/*", "pg/"])
-    with refused("no-such-file", UsageError, "wildcards"):
+    with refused("not-found/file", UsageError, "wildcards"):
         files.get(ChosenCluster(), ["pg/*.txt", "."])
 
 
@@ -143,9 +143,9 @@ def test_file_with_a_bracket_in_its_name_is_not_blamed_for_another(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a[1].csv").touch()
-    with refused("files-unreadable", UsageError) as sending:
+    with refused("file-unreadable/remote", UsageError) as sending:
         files.put(ChosenCluster(), ["a[1].csv", "gone", "pg/"])
-    with refused("no-such-file", UsageError) as fetching:
+    with refused("not-found/file", UsageError) as fetching:
         files.get(ChosenCluster(), ["a[1].csv", "gone", "."])
     for caught in (sending, fetching):
         assert "wildcards" not in (caught.value.fix or "")
@@ -157,7 +157,7 @@ def test_home_of_this_machine_in_a_remote_path_is_named(
     """A shell replaces `~` by it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "in.txt").write_text("1")
-    with refused("files-unwritable", TransferError, "'~/in.txt/pg/'"):
+    with refused("file-unwritable/here", TransferError, "'~/in.txt/pg/'"):
         files.put(ChosenCluster(), [str(tmp_path / "in.txt"), f"{tmp_path}/in.txt/pg/"])
 
 

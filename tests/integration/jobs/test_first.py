@@ -215,7 +215,7 @@ def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
     (job_id,) = raced(session, tmp_path, first, 1)
     cluster.wait_until_ended(job_id)
     session.ledger.record(entry(session, job_id), chosen=True)
-    with refused("first-all-cancelled", JobCancelledError):
+    with refused("job-cancelled/first", JobCancelledError):
         wait_for_first([session], first, 60)
     assert (jobs_that_ran(cluster), entry(session, job_id).chosen) == ([], False)
 
@@ -233,7 +233,7 @@ def test_first_chosen_job_was_cancelled_chooses_another(session, cluster, tmp_pa
 def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
     (job_id,) = raced(session, tmp_path, FirstGroup("f", is_across=True), 1)
     other.add(JobEntry(**OTHER, name="n", user="u", submitted_at=0, first="f", chosen=True))
-    with refused("first-timeout", WaitTimeoutError):
+    with refused("wait-timeout/first", WaitTimeoutError):
         wait_for_first([session], FirstGroup("f", is_across=True), 0)
     assert cluster.job(job_id)["state"] == "RUNNING"
 
@@ -295,7 +295,7 @@ def test_first_all_failed_names_the_jobs_and_states(session, cluster, tmp_path):
     first = FirstGroup("f", is_across=True)
     (job_id,) = raced(session, tmp_path, first, 1)
     cluster.change(job_id, state="FAILED", end=1)
-    with refused("first-all-cancelled", JobCancelledError, job_id, "FAILED"):
+    with refused("job-cancelled/first", JobCancelledError, job_id, "FAILED"):
         wait_for_first([session], first, 60)
 
 
@@ -308,7 +308,7 @@ def test_first_asks_a_foreign_slurm_rarely(cluster, tmp_path):
         state["hold"] = True
     raced(session, tmp_path, first := FirstGroup("f", is_across=True))
     slept.clear()
-    with refused("first-timeout", WaitTimeoutError):
+    with refused("wait-timeout/first", WaitTimeoutError):
         wait_for_first([session], first, 200)
     pace = session.site.pace
     assert (min(slept[:-1]), max(slept)) == (pace.changed_s, pace.pending_s)
@@ -340,9 +340,9 @@ def test_places_are_partitions_accounts_and_clusters(text, places):
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("short", "first-needs-places"),
-        ("short,short", "first-needs-places"),
-        ("short,lnog", "unknown-place"),
+        ("short", "option-invalid/first-places"),
+        ("short,short", "option-invalid/first-places"),
+        ("short,lnog", "not-found/place"),
     ],
 )
 def test_places_wrong_are_refused(text, code):
@@ -360,5 +360,5 @@ def test_place_sets_partition_and_account_of_a_job(tmp_path):
 
 def test_first_of_an_array_is_refused(session, tmp_path):
     job = JobSpec(name="mine", script=tmp_path / "job.sh", array="1-2")
-    with refused("first-of-array", UsageError):
+    with refused("option-invalid/first-array", UsageError):
         reject_unfit(session, job)

@@ -188,7 +188,7 @@ def test_login_of_docker_is_used_and_shown_nowhere(
 ) -> None:
     with registry(tmp_path / "closed", LOGIN) as closed:
         name = closed.push("demo", "1", DEMO)
-        with refused("image-not-fetched", TransferError):
+        with refused("transfer-failed/image", TransferError):
             fetch(name, controller)
         auths = {closed.address: {"auth": basic(LOGIN).partition(" ")[2]}}
         (own_home / ".docker").mkdir()
@@ -208,7 +208,7 @@ def test_layers_that_came_before_a_cut_are_kept(
         return replace(passed, cut=HALF) if asked.part == LARGE else passed
 
     between.fault = cut
-    with refused("image-not-fetched", TransferError, between.address):
+    with refused("transfer-failed/image", TransferError, between.address):
         fetch(f"{between.address}/demo:1", controller)
     between.asked.clear()
     between.fault = lambda _, passed: passed
@@ -231,7 +231,7 @@ def test_full_disk_is_named_and_leaves_nothing_wrong(
         (tmp_path / "bin/skopeo").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:{PATH}")
         disk.fill(but=HALF)
-        with refused("image-not-fetched", TransferError, "no space left"):
+        with refused("transfer-failed/image", TransferError, "no space left"):
             fetch(f"{is_open.address}/demo:1", controller)
         disk.recover()
         found, _ = fetch(f"{is_open.address}/demo:1", controller)
@@ -240,7 +240,7 @@ def test_full_disk_is_named_and_leaves_nothing_wrong(
 
 @pytest.mark.parametrize("path", ["demo:2", "nothing:1", f"demo@sha256:{'0' * 64}"])
 def test_missing_image_is_named(is_open: Registry, controller: Host, path: str) -> None:
-    with refused("image-not-fetched", TransferError, path.partition(":")[0]):
+    with refused("transfer-failed/image", TransferError, path.partition(":")[0]):
         fetch(f"{is_open.address}/{path}", controller)
 
 
@@ -248,7 +248,7 @@ def test_machine_without_skopeo_is_told_another_way(
     is_open: Registry, controller: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(controller.home))
-    with refused("no-skopeo", MachineError, "docker save"):
+    with refused("tool-missing/skopeo", MachineError, "docker save"):
         fetch(f"{is_open.address}/demo:1", controller)
 
 
@@ -366,7 +366,9 @@ def test_controller_that_can_t_pull_is_sent_the_image(
 def test_reasons_of_both_are_shown(is_open: Registry, tmp_path: Path) -> None:
     controller = Host(tmp_path / "ctl", "apptainer", limits=': >"$HOME/broken"')
     missing = f"{is_open.address}/demo@sha256:{'0' * 64}"
-    with refused("image-not-fetched", TransferError, "ctl: apptainer: FATAL: broken", "skopeo:"):
+    with refused(
+        "transfer-failed/image", TransferError, "ctl: apptainer: FATAL: broken", "skopeo:"
+    ):
         fetch(missing, controller)
 
 

@@ -21,5 +21,5 @@ def test_default_number_of_ranks_suits_the_arguments() -> None:
     preparer = Preparer(SILENT.note)
     (prepared,) = preparer.plan(Submission.of((fit,)), spec).jobs
     assert prepared.job.tasks_per_node == 8
-    with refused("program-arguments", UsageError, "--pp 3", "the 8 ranks"):
+    with refused("option-invalid/program", UsageError, "--pp 3", "the 8 ranks"):
         preparer.plan(Submission.of((unfit,)), spec)

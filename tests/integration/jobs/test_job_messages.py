@@ -18,6 +18,7 @@ from clusterctl.scheduler.job_secrets import secrets_folder
 from clusterctl.spec.names import NODE_RECEIVERS
 from clusterctl.transport.base import remote_argv
 from payload.node import messages
+from tests.support.messages import condition
 from tests.support.played.batch import Batch, rendered, shell_job
 from tests.support.received import Service, serving
 
@@ -136,7 +137,7 @@ def test_words_are_those_of_messages_from_the_users_machine() -> None:
 )
 def test_submit_notes_whether_the_node_sends(batch: Batch, fields, code: str | None) -> None:
     notice = node_messages_notice(shell_job(batch, "true", **fields))
-    assert (notice.code if notice is not None else None) == code
+    assert (condition(notice) if notice is not None else None) == code
 
 
 def test_hang_and_restart_are_told() -> None:

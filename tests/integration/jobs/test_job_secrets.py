@@ -24,7 +24,7 @@ from clusterctl.spec.sweep import Sweep
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.assets import payload_hash
 from payload.node import task
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
 
 VALUE = 'canary=1 "$(id)" \\'
@@ -146,7 +146,7 @@ def test_variable_of_env_that_looks_secret_is_pointed_to_secret() -> None:
     job = JobSpec(name="t", bundled="train", env={"HF_TOKEN": "abc", "LR": "1"})
     notice = plain_secret_notice(job)
     assert notice is not None
-    assert (notice.code, "--secret HF_TOKEN" in notice) == ("env-looks-secret", True)
+    assert (condition(notice), "--secret HF_TOKEN" in notice) == ("env-looks-secret", True)
     assert plain_secret_notice(job.model_copy(update={"env": {"LR": "1"}})) is None
 
 
@@ -163,7 +163,7 @@ def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: 
     }
     secret = {"TOKEN": SecretStr("canary-of-this-test")}
     job = JobSpec(name="a", script=script, secret=secret, **more.get(place, {}))
-    with refused("secret-in-files", UsageError):
+    with refused("would-send-secret/value", UsageError):
         reject_sent_secrets(job, rendered(job), source_of(Request.read(job)))
     plain = JobSpec(name="a", script=script, secret=secret, exclude=("settings.ini",))
     reject_sent_secrets(plain, rendered(plain), source_of(Request.read(plain)))

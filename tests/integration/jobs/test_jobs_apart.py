@@ -281,7 +281,7 @@ def test_submit_names_the_node_where_the_home_has_another_path(
 ) -> None:
     other = OtherHome(cluster, tmp_path / "srv/n2")
     session = replace(apart, nodes={**nodes, "n2": other})
-    with refused("home-differs", TransferError, "on n2", str(other.home)):
+    with refused("host-unfit/home", TransferError, "on n2", str(other.home)):
         submit(session, job)
     assert left_on(nodes["n1"], other) == []
     assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))
@@ -317,7 +317,7 @@ def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
     if not fault:
         prove_job_user(session, to, ["n1", "n2"])
     else:
-        with refused("job-user-fails", VerifyError) as caught:
+        with refused("host-unfit/job-user", VerifyError) as caught:
             prove_job_user(session, to, ["n1", "n2"])
         assert "n2" in str(caught.value)
     assert left_on(nodes["n1"]) == []

@@ -104,7 +104,7 @@ def test_exclude_of_nodes_is_not_exclude_of_files(session, cluster, job):
     """sbatch's --exclude names nodes, that of clusterctl patterns of files."""
     preparer = Preparer(lambda _: None)
     for pattern in ("demo-train-2", "demo-train-[1-9]", "x,demo-train-1"):
-        with rejected("exclude-names-node", UsageError, f"--slurm --exclude={pattern}"):
+        with rejected("option-invalid/exclude", UsageError, f"--slurm --exclude={pattern}"):
             preparer.prepare(
                 session, Submission.of([job.model_copy(update={"exclude": (pattern,)})])
             )
@@ -117,7 +117,7 @@ def test_exclude_of_nodes_is_not_exclude_of_files(session, cluster, job):
 
 def test_mount_without_container_is_refused(session: Session, job: JobSpec) -> None:
     mounts = job.model_copy(update={"mount": ("/data:/data",)})
-    with rejected("option-needs-option", UsageError):
+    with rejected("option-invalid/option-missing", UsageError):
         Preparer(lambda _: None).prepare(session, Submission.of([mounts]))
 
 
@@ -147,7 +147,7 @@ def test_container_is_refused_if_no_node_can_run_it(
         nodes[f"demo-train-{number}"] = ScriptedTransport([asked])
     preparer = Preparer(lambda _: None)
     submission = Submission.of([job.model_copy(update={"container": path})])
-    with rejected("no-container-engine", UsageError) if is_refused else nullcontext():
+    with rejected("unsupported/container", UsageError) if is_refused else nullcontext():
         preparer.prepare(replace(session, nodes=nodes), submission)
     elsewhere = job.model_copy(update={"container": path, "module": ("apptainer",)})
     preparer.prepare(replace(session, nodes=nodes), Submission.of([elsewhere]))
@@ -167,7 +167,7 @@ def test_read_only_mount_is_refused_if_the_engine_of_the_nodes_has_none(
     asked = Step(("sh", "-c", "command -v *"), stdout=f"{engine}\n")
     nodes = {f"demo-train-{number}": ScriptedTransport([asked]) for number in (1, 2)}
     wanted = job.model_copy(update={"container": "/shared/x", "mount": (mount,)})
-    with rejected("no-read-only-mount", UsageError) if is_refused else nullcontext() as caught:
+    with rejected("unsupported/mount", UsageError) if is_refused else nullcontext() as caught:
         Preparer(lambda _: None).prepare(replace(session, nodes=nodes), Submission.of([wanted]))
     if is_refused:
         assert "--mount /data:/data," in caught.value.fix
@@ -210,15 +210,15 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
     ]
     assert dependencies(completed, "singleton") == ["singleton"]
     for impossible in (failed, f"{failed}:ok", f"{completed}:notok"):
-        with rejected("dependency-never-satisfied", UsageError, impossible):
+        with rejected("job-unfit/dependency", UsageError, impossible):
             dependencies(impossible)
-    with rejected("unknown-job", UsageError, "999"):
+    with rejected("not-found/job", UsageError, "999"):
         dependencies("999")
 
 
 def test_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
     (job.script.parent / "task-1").touch()
-    with rejected("reserved-file-names", UsageError):
+    with rejected("files-unfit/reserved", UsageError):
         submit(session, job.model_copy(update={"array": "0-1"}))
     assert cluster.ledger.entries() == ()
     assert list(cluster.home.iterdir()) == []
@@ -229,7 +229,7 @@ def test_job_that_can_not_be_written_down_is_not_submitted(session, cluster, job
         (disk.path / "spec.yaml").touch()
         disk.suffer("full")
         full = replace(session, ledger=Ledger(disk.path / "jobs.jsonl"))
-        with rejected("disk", DiskError):
+        with rejected("disk-full/state", DiskError):
             submit(full, job)
     assert cluster.calls("sbatch") == 0
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
@@ -237,7 +237,7 @@ def test_job_that_can_not_be_written_down_is_not_submitted(session, cluster, job
 
 def test_record_without_a_spec_is_named_before_submitting(session, cluster, job):
     session.workspace.spec.unlink()
-    with rejected("spec-not-recorded", UsageError):
+    with rejected("record-damaged/spec", UsageError):
         submit(session, job)
     assert cluster.calls("sbatch") == 0
 
@@ -264,7 +264,7 @@ def test_outputs_are_staged_beside_the_job(session, cluster, job):
     done = submit(session, job.model_copy(update={"outputs": ("results/**",)}))
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
     assert written["patterns"] == ["results/**", "/my 'job.sh"]  # and the script
-    with rejected("not-a-pattern", UsageError, "outputs="):
+    with rejected("option-invalid/pattern", UsageError, "outputs="):
         source_of(Request.read(job.model_copy(update={"outputs": ("!",)})))
 
 
@@ -502,7 +502,7 @@ def test_argument_that_is_a_local_file_only_is_refused(
         (tmp_path / name).touch()
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
     with rejected(
-        "file-only-here", UsageError, f"`clusterctl put {put.format(home=tmp_path)}`"
+        "not-found/file-on-cluster", UsageError, f"`clusterctl put {put.format(home=tmp_path)}`"
     ) as caught:
         reject_local_files(without_files(session), [job])
     assert caught.value.fix.endswith(then)

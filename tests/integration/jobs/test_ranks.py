@@ -24,6 +24,7 @@ from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import data_folder
 from payload.node import task as node_task
+from tests.support.messages import condition
 from tests.support.played.batch import (
     HASH,
     INVENTORY,
@@ -235,7 +236,7 @@ def test_torchrun_starts_only_python_programs(batch, own):
     if own:
         job = shell_job(batch, "true", launcher="torchrun")
     faults = check_launcher(site_of(INVENTORY), Request.read(job))
-    assert [fault.code for fault in faults] == ["torchrun-needs-python"]
+    assert [condition(fault) for fault in faults] == ["option-invalid/torchrun"]
 
 
 @pytest.mark.parametrize(

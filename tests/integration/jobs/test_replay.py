@@ -25,7 +25,7 @@ from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.sweep import are_pairs
 from clusterctl.state.run_record import RunRecord
 from clusterctl.transport.tree import hash_items
-from tests.support.messages import refused, shows
+from tests.support.messages import condition, refused, shows
 from tests.support.played.cluster import PlayedCluster, submit
 
 AGAIN = ReplayRequest("0badcafe")
@@ -151,7 +151,7 @@ def test_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
     assert (replay.job.array, replay.job.sweep) == (None, None)
     assert replay.job.args == ("--base", "8", "--lr", "0.2", "--flag")
     assert replay.job.env == {"SWEEP_LR": "0.2", "SWEEP_FLAG": "true"}
-    with refused("key-of-each-task", UsageError):
+    with refused("option-invalid/task-key", UsageError):
         replay_job(run, ReplayRequest("x", changes={"lr": "1"}))
 
 
@@ -175,7 +175,7 @@ def test_replay_finds_keys_of_a_task_in_any_notation(
     collected: Collected, swept: str, key: str
 ) -> None:
     run, _ = collected("plain.sh", sweep=[f"{swept}=1,2"])
-    with refused("key-of-each-task", UsageError):
+    with refused("option-invalid/task-key", UsageError):
         replay_job(run, ReplayRequest("x", changes={key: "7"}))
 
 
@@ -257,7 +257,7 @@ def test_replay_uses_the_files_that_were_sent(collected: Collected, project: Pat
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (project / "tool").write_text("#!/bin/sh\nexit\n")
     (run / "conf" / "a.txt").write_text("the job changed it\n")
-    with refused("sent-files-missing", UsageError, str(project)):
+    with refused("not-replayable/files", UsageError, str(project)):
         replay_job(run, AGAIN)
 
 
@@ -276,7 +276,7 @@ def test_replay_sends_no_secret_of_a_run_unless_it_was_included(
     replay = replay_job(run, AGAIN)
     assert replay.source is not None
     assert ".env" not in {item.path for item in replay.source.files}
-    assert [note.code for note in replay.source.notes if isinstance(note, Notice)] == [
+    assert [condition(note) for note in replay.source.notes if isinstance(note, Notice)] == [
         "secrets-not-sent"
     ]
 
@@ -365,7 +365,7 @@ def test_replay_sends_the_image_if_unchanged(
     assert shows(replay.notes[0], "image-of-the-cluster")
     reject_missing(session, replay.job)
     shutil.rmtree(Path(str(replay.job.container)).parent)
-    with refused("not-on-cluster", UsageError):
+    with refused("not-found/node", UsageError):
         reject_missing(session, replay.job)
 
 
@@ -380,7 +380,7 @@ def test_replay_sends_the_same_model(really: Really, session: Session, project: 
     assert replay.source is not None
     assert {"model/model.json", "conf/a.txt"} <= {item.path for item in replay.source.files}
     lost = job_spec("eval", {"args": ["--model-folder", "/nowhere/model"]})
-    with refused("not-on-cluster", UsageError, "--run RUN"):
+    with refused("not-found/node", UsageError, "--run RUN"):
         reject_missing(session, lost)
 
 
@@ -471,7 +471,7 @@ def test_replay_does_not_follow_links_out_of_the_run(collected: Collected, proje
     for folder in (run, project):
         (folder / "conf").rename(folder.parent / f"conf-of-{folder.name}")
     (run / "conf").symlink_to(project.parent / "conf-of-project")
-    with refused("sent-files-missing", UsageError, "conf/a.txt"):
+    with refused("not-replayable/files", UsageError, "conf/a.txt"):
         replay_job(run, AGAIN)
 
 

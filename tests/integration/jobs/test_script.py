@@ -27,7 +27,7 @@ from clusterctl.spec.job import JobSpec, Project, job_spec
 from clusterctl.spec.names import FROM_RUN
 from clusterctl.spec.sweep import ArgumentForm, Scaling, Sweep, sweep_arguments
 from payload.node.job import Slurmstepds
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.played.batch import (
     HASH,
     HOSTILE,
@@ -158,25 +158,30 @@ def test_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, is_a
 @pytest.mark.parametrize(
     ("name", "content", "code", "shown"),
     [
-        ("a\nb.sh", b"true\n", "script-unfit", "can't be printed"),
-        ("big.sh", b"#" * ((4 << 20) + 1), "script-unfit", "4 MiB"),
-        ("binary.sh", b"\x7fELF\0", "script-unfit", "not a text file"),
-        ("utf16.sh", "#!/bin/bash\n".encode("utf-16"), "script-unfit", "not a text file"),
+        ("a\nb.sh", b"true\n", "files-unfit/script", "can't be printed"),
+        ("big.sh", b"#" * ((4 << 20) + 1), "files-unfit/script", "4 MiB"),
+        ("binary.sh", b"\x7fELF\0", "files-unfit/script", "not a text file"),
+        ("utf16.sh", "#!/bin/bash\n".encode("utf-16"), "files-unfit/script", "not a text file"),
         (
             "dos.sh",
             b"#!/bin/bash\r\n#SBATCH --nodes=2\r\nsrun hostname\r\n",
-            "script-unfit",
+            "files-unfit/script",
             r"s/\r$//",
         ),
-        ("last.sh", b"#!/bin/bash\nsrun hostname\ntrue\r\n", "script-unfit", r"s/\r$//"),
-        ("mac.sh", b"#!/bin/bash\rsrun hostname\r", "script-unfit", r"s/\r/\n/g"),
+        ("last.sh", b"#!/bin/bash\nsrun hostname\ntrue\r\n", "files-unfit/script", r"s/\r$//"),
+        ("mac.sh", b"#!/bin/bash\rsrun hostname\r", "files-unfit/script", r"s/\r/\n/g"),
         (
             "bom.sh",
             b"\xef\xbb\xbf#!/bin/bash\n#SBATCH --nodes=2\n",
-            "script-unfit",
+            "files-unfit/script",
             r"\xef\xbb\xbf",
         ),
-        ("bom.py", b"\xef\xbb\xbf#SBATCH --nodes=2\nprint()\n", "script-unfit", r"\xef\xbb\xbf"),
+        (
+            "bom.py",
+            b"\xef\xbb\xbf#SBATCH --nodes=2\nprint()\n",
+            "files-unfit/script",
+            r"\xef\xbb\xbf",
+        ),
         ("missing.sh", None, "file-unreadable", "missing.sh"),
         (".", None, "file-unreadable", "directory"),
     ],
@@ -481,7 +486,7 @@ def test_ranks_that_mpirun_does_not_start_are_refused(batch, name, options, word
         name="j", script=user_script(batch.folder, name, ""), ranks=3, **{"nodes": 2, **options}
     )
     (fault,) = check_launcher(site_of(INVENTORY), Request.read(job))
-    assert fault.code == "ranks-unfit"
+    assert condition(fault) == "option-invalid/ranks"
     assert word in str(fault.fix)
 
 

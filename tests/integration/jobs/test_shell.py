@@ -70,7 +70,7 @@ def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_empty_line_of_salloc_does_not_end_the_connection(lease: Lease) -> None:
     """Such as those of a job submit plugin, which the site has written."""
     assert lease.allocation() == "7"
-    with refused("allocation-refused", SlurmError, "Invalid qos"):
+    with refused("slurm-refused/allocation", SlurmError, "Invalid qos"):
         lease.allocation()
 
 
@@ -369,11 +369,11 @@ def test_unlistable_folder_is_listed_once(
 
 def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
     for options, code in (
-        ({"slurm": ["--export=ALL"]}, "not-a-salloc-option"),
+        ({"slurm": ["--export=ALL"]}, "option-invalid/salloc"),
         ({"slurm": ["--mem-per-cpu=1G"], "mem": "1G"}, "options-exclusive"),
-        ({"folder": str(tmp_path / "missing")}, "folder-unfit"),
-        ({"include": ["*.bin"]}, "option-needs-option"),
-        ({"exclude": ["*.bin"]}, "option-needs-option"),
+        ({"folder": str(tmp_path / "missing")}, "files-unfit/module"),
+        ({"include": ["*.bin"]}, "option-invalid/option-missing"),
+        ({"exclude": ["*.bin"]}, "option-invalid/option-missing"),
     ):
         with refused(code, UsageError):
             shell_request(job_options(options), site_of(INVENTORY))

@@ -16,7 +16,7 @@ from clusterctl.scheduler.request import Request
 from clusterctl.spec.program import named_job
 from clusterctl.state.ledger import REPORT_MARK, note_copied_folder
 from clusterctl.transport.tree import ItemKind, literal_pattern
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.unit.jobs.test_source import (
     files,
     found,
@@ -197,7 +197,7 @@ def test_work_tree_that_git_does_not_list_is_refused(project, tmp_path, monkeypa
     else:
         # As git's own tests do.
         monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    with refused("work-tree-unlisted", UsageError, str(project)):
+    with refused("tool-failed/git", UsageError, str(project)):
         found(project)
     assert {item.path for item in found(project, folder=False).items} == {"train.py"}
 
@@ -206,7 +206,7 @@ def test_warning_of_git_is_shown(project):
     git(project, "init", "-q")
     (project / ".gitignore").symlink_to("other")
     (note,) = found(project).notes
-    assert note.code == "git-warning"
+    assert condition(note) == "git-warning"
     assert ".gitignore" in note
 
 
@@ -386,7 +386,7 @@ def test_include_pattern_that_selects_nothing_is_noted(used_project):
     assert not found(used_project, include=("heat", "!x")).notes
     for pattern in ("demo-*", "typo.csv", "bin/"):
         (note,) = found(used_project, include=("heat", pattern)).notes
-        assert note.code == "include-selects-nothing"
+        assert condition(note) == "include-selects-nothing"
         assert pattern in note
 
 
@@ -408,6 +408,6 @@ def test_argument_that_exists_here_and_is_not_sent_is_noted(project, monkeypatch
     (job,) = read_jobs("../train.py", {"args": args})
     source = source_of(Request.read(job))
     assert source is not None
-    notes = [note for note in source.notes if note.code == "argument-not-sent"]
+    notes = [note for note in source.notes if condition(note) == "argument-not-sent"]
     options = [shlex.split(note.partition("--include ")[2])[0] for note in notes]
     assert options == ["/data/x", "/data"]

@@ -44,7 +44,7 @@ def test_job_that_has_ended_has_no_stacks(
     session: Session, cluster: PlayedCluster, tmp_path: Path
 ) -> None:
     job_id = finished(session, cluster, tmp_path, "true")
-    with refused("job-not-running", UsageError):
+    with refused("not-running/job", UsageError):
         stacks_of(session, job_id)
 
 
@@ -53,5 +53,5 @@ def test_job_without_the_program_is_an_error(session: Session, tmp_path: Path) -
     folder = Path(folder_of(session, job_id))
     eventually((folder / "ready").exists)
     (folder / "job.sbatch").write_text("")
-    with refused("stacks-failed", SchedulerError):
+    with refused("not-running/ranks", SchedulerError):
         stacks_of(session, job_id)

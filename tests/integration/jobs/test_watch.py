@@ -49,7 +49,7 @@ from clusterctl.transport.base import remote_argv
 from clusterctl.util.progress import Clock
 from tests.support.inventories import with_inventory
 from tests.support.local_transport import LocalTransport
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.played.batch import rendered, user_script
 from tests.support.played.cluster import PlayedCluster, finished, packed, submitted
 from tests.support.sweeps import in_sweep
@@ -109,7 +109,7 @@ def test_logs_of_a_packed_task_are_its_own_until_its_job_has_ended(session, clus
     folder = Path(cluster.job(job_id)["dir"])
     # The task has written nothing yet, and no such task exists.
     assert log_of(session, f"{job_id}_2") == []
-    with refused("unknown-job", SchedulerError):
+    with refused("not-found/job", SchedulerError):
         log_of(session, f"{job_id}_4")
     for task in (1, 2):
         (folder / f"task-{task}").mkdir()
@@ -377,13 +377,13 @@ def test_wait_other_jobs_run_goes_on(session, cluster, tmp_path):
     waiting = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
     with refused("job-failed", JobFailedError, other) as caught:
         raise_unless_completed(waiting, wait(waiting, [stuck, other]))
-    assert [failure.code for failure in caught.value.failures] == ["job-failed"] * 2
+    assert [condition(failure) for failure in caught.value.failures] == ["job-failed"] * 2
 
 
 def test_job_that_slurm_never_heard_of(cluster):
     times = iter(range(0, 10**6, 5))
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
-    with refused("unknown-job", SchedulerError, "77"):
+    with refused("not-found/job", SchedulerError, "77"):
         wait(session, ["77"])
 
 
@@ -553,7 +553,7 @@ def test_follow_of_an_array_labels_the_tasks(session, cluster, tmp_path):
     assert log_of(counted, f"{job_id}_3") == [LogChunk("stdout", 3, b"task 3\n")]
     # The other task's log did not travel.
     assert transport.streamed.count(b'"data"') == 1
-    with refused("unknown-job", SchedulerError, f"{job_id}", "_9"):
+    with refused("not-found/job", SchedulerError, f"{job_id}", "_9"):
         log_of(session, f"{job_id}_9")
 
 
@@ -576,7 +576,7 @@ def test_logs_of_ranks(session, cluster, tmp_path):
         LogChunk("stdout", None, f"of {n}\n".encode(), n) for n in (0, 2, 10)
     ]
     assert log_of(session, job_id, rank="2") == [LogChunk("stdout", None, b"of 2\n", 2)]
-    with refused("unknown-rank", UsageError):
+    with refused("not-found/rank", UsageError):
         log_of(session, job_id, rank="4")
 
 
@@ -684,7 +684,7 @@ def test_follow_gives_up_if_the_cluster_stays_unreachable(session, cluster, tmp_
         assert passed[0] < 600
 
     clock = Clock(now=lambda: passed[0], sleep=sleep)
-    with refused(UnreachableError.code, UnreachableError):
+    with refused(condition(UnreachableError), UnreachableError):
         follow(
             replace(session, scheduler=SlurmClient(Silent(), clock=clock)),
             job_id,
@@ -699,7 +699,7 @@ def test_follow_ends_if_the_login_has_expired(session, cluster, tmp_path):
     transport = Breaking(steady, tunnel_refusal(has_grace=False))
     shaky = replace(session, scheduler=SlurmClient(transport, clock=Clock(sleep=lambda _s: None)))
     job_id = submitted(session, tmp_path, f"while [ ! -e '{steady}' ]; do echo x; sleep 0.05; done")
-    with refused("tunnel-refused", TunnelRefusedError):
+    with refused("cloud-permission/tunnel", TunnelRefusedError):
         follow(shaky, job_id, on_output=Follower())
     assert transport.breaks == 2
     steady.touch()
@@ -723,22 +723,22 @@ def test_shorter_log_of_a_requeued_job_is_printed_from_its_start(session, cluste
 
 
 def test_logs_of_jobs_of_others_are_refused(session, cluster, tmp_path):
-    with refused("unknown-job", SchedulerError, "77"):
+    with refused("not-found/job", SchedulerError, "77"):
         log_of(session, "77")
     job_id, _ = held(cluster, session, tmp_path)
     cluster.change(job_id, comment="")
     with cluster.state() as state:
         state["jobs"]["500"] = state["jobs"][job_id]
-    with refused("not-our-job", SchedulerError):
+    with refused("not-yours/job", SchedulerError):
         log_of(session, "500")
     job_id, _ = held(cluster, session, tmp_path)
     with cluster.state() as state:
         theirs = {**state["jobs"][job_id], "user": "eve", "dir": "/shared/home/eve/closed"}
         state["jobs"]["501"] = theirs
     for ask in (log_of, stacks_of):
-        with refused("job-of-another-user", SchedulerError, "eve"):
+        with refused("not-yours/user", SchedulerError, "eve"):
             ask(session, "501")
-    with refused("not-a-job-id", UsageError):
+    with refused("option-invalid/job-id", UsageError):
         log_of(session, f"{job_id}_x")
 
 
@@ -759,7 +759,7 @@ def test_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
 def test_job_that_removed_its_folder(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, 'rm -rf "${PWD%/*}"; exit 1')
     assert "no longer exists" in failed(session, job_id).why
-    with refused("job-folder-gone", SchedulerError, job_id):
+    with refused("not-found/job-folder", SchedulerError, job_id):
         log_of(session, job_id)
 
 
@@ -769,7 +769,7 @@ def test_logs_that_can_not_be_read_are_an_error(session, cluster, tmp_path):
     folder = Path(session.ledger.find(job_id).remote_dir)
     folder.rename(tmp_path / "away")
     folder.symlink_to(folder)
-    with refused("logs-unreadable", SchedulerError, job_id):
+    with refused("file-unreadable/logs", SchedulerError, job_id):
         log_of(session, job_id)
 
 

@@ -16,19 +16,19 @@ from clusterctl.providers.local.system import run
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.workspace import Workspace
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32", "freebsd14"])
 def test_elevation_refuses_other_systems_than_linux(platform: str) -> None:
-    with refused("needs-linux", MachineError) as caught:
+    with refused("unsupported/linux", MachineError) as caught:
         elevation(platform)
     assert platform in caught.value.where
     assert "Linux machine" in caught.value.fix
 
 
 def test_run_full_disk_suggests_freeing_space() -> None:
-    with refused("machine-command-failed", ProvisionError) as caught:
+    with refused("tool-failed/machine", ProvisionError) as caught:
         run(
             ["sh", "-c", "echo 'tar: x: No space left on device' >&2; exit 1"],
             action="making it",
@@ -41,7 +41,7 @@ def test_run_full_disk_suggests_freeing_space() -> None:
 def test_error_of_the_helper_keeps_type_and_fields(kind: type[ClusterctlError]) -> None:
     error = {
         "kind": kind.__name__,
-        "code": "no-room",
+        "code": "disk-full/host",
         "what": "full",
         "where": "/x",
         "why": "",
@@ -51,7 +51,7 @@ def test_error_of_the_helper_keeps_type_and_fields(kind: type[ClusterctlError]) 
     with subprocess.Popen(
         helper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        with refused("no-room", where="/x") as caught:
+        with refused("disk-full/host", where="/x") as caught:
             exchange = HelperExchange(process, print)
             exchange.send({})
             exchange.result()
@@ -126,7 +126,7 @@ def test_call_reports_why_the_helper_did_not_start(monkeypatch: pytest.MonkeyPat
     ends = ["sh", "-c", "echo 'sudo: a password is required' >&2; exit 1"]
     monkeypatch.setattr(client, "elevation", lambda _: ends)
     client.start_ahead()
-    with refused("no-right-to-start-nodes", MachineError):
+    with refused("sudo/nodes", MachineError):
         Helper().call("look", {})
 
 
@@ -139,8 +139,8 @@ def test_preflight_names_a_user_who_can_not_become_root(monkeypatch: pytest.Monk
     report = provider.preflight(spec, Workspace.of(spec.name))
     assert report is not None
     (finding,) = report.errors
-    assert (finding.code, finding.why) == (
-        "no-right-to-start-nodes",
+    assert (condition(finding), finding.why) == (
+        "sudo/nodes",
         "sudo: a password is required",
     )
     for words in ([], ["env", "--"]):

@@ -101,7 +101,7 @@ def test_subnet_in_use_is_refused_before_the_image_is_built(
         "mirror": "https://debian",
     }
     asked |= {"id": "a1b2c3", "subnet": "127.0.0.0/24", "admin_key": "ssh-ed25519 AAAA"}
-    with refused("subnet-in-use", MachineError):
+    with refused("in-use/subnet", MachineError):
         helper.bake(asked)
     assert not built
     helper.bake(asked | {"subnet": None})
@@ -135,7 +135,7 @@ def test_up_notes_settings_that_existing_nodes_ignore(
         "homes": [],
     }
     asked["nodes"] = [{"name": "d-ctl"}]
-    with refused("image-not-cached", ProvisionError):
+    with refused("internal/image-cache", ProvisionError):
         helper.up(asked)
     assert not begun
     monkeypatch.setattr(image, "layers", lambda _: ())

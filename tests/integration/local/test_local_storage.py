@@ -119,12 +119,12 @@ def test_folder_without_a_name_goes_with_its_cluster(state: Path) -> None:
 
 def test_storage_is_used_by_one_cluster_at_a_time(state: Path) -> None:
     up(FIRST, "data")
-    with refused("storage-in-use", ProvisionError, "cluster d"):
+    with refused("in-use/storage", ProvisionError, "cluster d"):
         up(SECOND, "data", name="e")
     assert not (state / SECOND).exists()
-    with refused("storage-in-use", UsageError):
+    with refused("in-use/storage", UsageError):
         plan(spec())
-    with refused("storage-in-use", ProvisionError, "cluster d"):
+    with refused("in-use/storage", ProvisionError, "cluster d"):
         LocalProvider(LocalSettings()).remove_storage(storages()["data"])
     assert storages().keys() == {"data"}
     up(FIRST, "data")  # the same cluster again
@@ -139,7 +139,7 @@ def test_storage_of_an_existing_cluster_stays(
     workspace.create()
     up(workspace.cluster_id(), had, name="e")
     assert plan(spec(had)) is not None
-    with refused("up-with-other-provider", UsageError, "storage.name"):
+    with refused("exists/cluster", UsageError, "storage.name"):
         plan(spec(asked))
     assert (state / workspace.cluster_id()).is_dir()
 
@@ -161,5 +161,5 @@ def test_plan_names_the_storage(state: Path) -> None:
     helper.down({"id": FIRST})
     assert any(f"folder {state}/storage/{ME}/data" in note for note in plan(spec()))
     assert not any("storage" in note for note in plan(spec(None)))
-    with refused("storage-users-differ", UsageError):
+    with refused("option-invalid/storage-users", UsageError):
         plan(spec(uid=2000))

@@ -46,7 +46,7 @@ def test_place_replaces_a_link_of_the_node(root: Path, tmp_path: Path) -> None:
 def test_place_refuses_a_folder_that_is_a_link(root: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (root / "etc/systemd").symlink_to(tmp_path / "outside")
-    with refused("folder-is-a-link", ProvisionError):
+    with refused("host-unfit/folder-link", ProvisionError):
         machine._place(root, "etc/systemd/network/10-host0.network", "x")
     assert not list((tmp_path / "outside").iterdir())
 

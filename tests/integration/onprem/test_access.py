@@ -35,6 +35,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.ssh import Connections, SSHTransport
 from clusterctl.transport.sudo import Passwords, SudoError
 from clusterctl.util.process import Result, call_on_hosts
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
@@ -82,11 +83,11 @@ def test_stdin_arrives_whole_with_and_without_a_sudo_password(played: Path) -> N
 @pytest.mark.parametrize(
     ("how", "password", "code"),
     [
-        ("other", PASSWORD, "sudo-wrong-password"),
-        (PASSWORD, None, "sudo-password"),
-        ("nobody", PASSWORD, "no-sudo"),
-        ("requiretty other", PASSWORD, "sudo-wrong-password"),
-        ("requiretty nobody", PASSWORD, "no-sudo"),
+        ("other", PASSWORD, "sudo/wrong-password"),
+        (PASSWORD, None, "sudo/password"),
+        ("nobody", PASSWORD, "sudo/refused"),
+        ("requiretty other", PASSWORD, "sudo/wrong-password"),
+        ("requiretty nobody", PASSWORD, "sudo/refused"),
     ],
 )
 def test_failed_sudo_has_a_code_and_a_fix(
@@ -95,7 +96,7 @@ def test_failed_sudo_has_a_code_and_a_fix(
     with pytest.raises(SudoError) as caught:
         access(played, password, a=how).root("a", ("true",))
     (failure,) = caught.value.failures
-    assert (failure.code, failure.host) == (code, "a")
+    assert (condition(failure), failure.host) == (code, "a")
     assert failure.fix
     assert PASSWORD not in f"{caught.value}{failure}"
 
@@ -111,9 +112,9 @@ def test_password_is_asked_only_if_a_host_needs_it_and_bad_hosts_are_named(playe
     assert way.try_sudo(["b"]) == {}
     done, failed = call_on_hosts("abcde", lambda host: way.root(host, ("echo", host)))
     assert done == {"a": "a\n", "b": "b\n", "e": "e\n"}
-    assert {host: exc.code for host, exc in failed.items()} == {
-        "c": "sudo-wrong-password",
-        "d": "no-sudo",
+    assert {host: condition(exc) for host, exc in failed.items()} == {
+        "c": "sudo/wrong-password",
+        "d": "sudo/refused",
     }
     assert len(asked) == 1
 
@@ -122,7 +123,7 @@ def test_refused_password_is_asked_once_again_and_reaches_no_other_host(played: 
     asked: list[str] = []
     way = access(played, "mistyped", asked, a=PASSWORD, b=PASSWORD)
     first, second = way.try_sudo(["a"]), way.try_sudo(["b"])
-    assert (first["a"].code, second["b"].code) == ("sudo-wrong-password", "sudo-password")
+    assert (first["a"].code, second["b"].code) == ("sudo/wrong-password", "sudo/password")
     assert len(asked) == 2
 
 
@@ -134,7 +135,7 @@ def test_password_reaches_the_next_host_only_once_a_host_has_accepted_it(
     asked: list[str] = []
     way = access(played, PASSWORD, asked, a=how, b=PASSWORD)
     first, second = way.try_sudo(["a"]), way.try_sudo(["b"])
-    assert (first["a"].code, second, len(asked)) == ("no-sudo", {}, questions)
+    assert (first["a"].code, second, len(asked)) == ("sudo/refused", {}, questions)
 
 
 def test_host_that_hangs_after_login_is_unreachable(played: Path) -> None:
@@ -193,7 +194,7 @@ def test_mistake_in_the_owners_ssh_configuration_is_named(played: Path) -> None:
     said = "/h/a/.ssh/config: terminating, 1 bad configuration options"
     (played.parent / "bin/ssh").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 255\n")
     given = {"type": "onprem", "controller": "gpu1", "hosts": {"gpu1": {}}}
-    with rejected("ssh-config-mistake", TransportError) as caught:
+    with rejected("file-invalid/ssh-config", TransportError) as caught:
         as_ssh_resolves(OnpremSettings.model_validate(given))
     assert caught.value.where == "/h/a/.ssh/config"
 
@@ -210,9 +211,9 @@ def test_call_on_hosts_reports_each_failure(played: Path) -> None:
     assert done == {"a": "a\n", "c": "c\n"}
     with pytest.raises(ProvisionError) as caught:
         raise_failures(failed, summary="login failed", then="go on")
-    assert [(f.host, f.code) for f in caught.value.failures] == [
-        ("b", "no-sudo"),
-        ("d", "sudo-password"),
+    assert [(f.host, condition(f)) for f in caught.value.failures] == [
+        ("b", "sudo/refused"),
+        ("d", "sudo/password"),
     ]
     raise_failures({}, summary="", then="")
 
@@ -228,7 +229,7 @@ def test_explain_names_a_key_file_that_other_users_may_read() -> None:
     error = explain(said, host="gpu9", user="rocky", address="10.0.0.9")
     assert error is not None
     (failure,) = error.failures
-    assert failure.code == "key-file"
+    assert condition(failure) == "login-refused/key-file"
     assert "chmod 600 /home/a/.ssh/x" in failure.fix
 
 
@@ -243,16 +244,19 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host"
         ("ssh: connect to host 10.0.0.9 port 22: No route to host", "unreachable"),
         ("Connection timed out during banner exchange", "unreachable"),
         # The second is that of a shared connection. ssh's line about its own follows.
-        (f"stdio forwarding failed\n{CLOSED}", "jump-refused"),
+        (f"stdio forwarding failed\n{CLOSED}", "unreachable/jump-host"),
         (
             f"Stdio forwarding request failed: Session open refused by peer\n{CLOSED}",
-            "jump-refused",
+            "unreachable/jump-host",
         ),
         ("rocky@10.0.0.9: Permission denied (publickey,password).", "login-refused"),
         # By OpenSSH 9.2: of servers with Kerberos alone and with a second factor, and of an agent that
         # waited for a touch.
-        ("rocky@10.0.0.9: Permission denied (gssapi-keyex,gssapi-with-mic).", "kerberos-refused"),
-        ("rocky@10.0.0.9: Permission denied (keyboard-interactive).", "login-asks"),
+        (
+            "rocky@10.0.0.9: Permission denied (gssapi-keyex,gssapi-with-mic).",
+            "login-refused/kerberos",
+        ),
+        ("rocky@10.0.0.9: Permission denied (keyboard-interactive).", "login-refused/login-asks"),
         (
             "rocky@10.0.0.9: Permission denied (publickey,gssapi-with-mic,password).",
             "login-refused",
@@ -260,21 +264,21 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host"
         (
             'sign_and_send_pubkey: signing failed for ED25519-SK "" from agent: agent refused operation\n'
             "rocky@10.0.0.9: Permission denied (publickey).",
-            "key-not-signed",
+            "login-refused/key-not-signed",
         ),
         (
             'sign_and_send_pubkey: signing failed for ED25519-SK "/h/a/.ssh/id_sk": device not found\n'
             "rocky@10.0.0.9: Permission denied (publickey).",
-            "key-not-signed",
+            "login-refused/key-not-signed",
         ),
         ("Host key verification failed.", "host-key"),
-        ('Load key "/home/a/.ssh/x": error in libcrypto', "key-file"),
+        ('Load key "/home/a/.ssh/x": error in libcrypto', "login-refused/key-file"),
     ],
 )
 def test_explain_finds_causes_in_messages_of_ssh(said: str, code: str) -> None:
     error = explain(f"{said}\n", host="gpu9", user="rocky", address="10.0.0.9")
     assert error is not None
-    assert error.failures[0].code == code
+    assert condition(error.failures[0]) == code
     assert "{" not in f"{error.why}{error.fix}"
 
 
@@ -284,19 +288,22 @@ def test_only_a_security_key_wants_a_touch(kind: str, wants_a_touch: bool) -> No
     said = f'signing failed for {kind} "/h/k" from agent: agent refused operation\n'
     error = explain(said, host="gpu9", user="rocky", address="10.0.0.9")
     assert error is not None
-    assert (error.code, "touch" in error.fix) == ("key-not-signed", wants_a_touch)
+    assert (condition(error), "touch" in error.fix) == (
+        "login-refused/key-not-signed",
+        wants_a_touch,
+    )
 
 
 @pytest.mark.parametrize(
     ("said", "code"),
     [
-        ("env: 'sudo': No such file or directory", "no-sudo"),
+        ("env: 'sudo': No such file or directory", "sudo/refused"),
         (
             "Sorry, user rocky is not allowed to execute '/usr/bin/sh -c :' as root on gpu9.",
-            "no-sudo",
+            "sudo/refused",
         ),
-        ("sudo: sorry, you must have a tty to run sudo", "sudo-terminal"),
-        ("sudo: a word that no rule knows", "no-sudo"),
+        ("sudo: sorry, you must have a tty to run sudo", "sudo/terminal"),
+        ("sudo: a word that no rule knows", "sudo/refused"),
     ],
 )
 def test_refusals_of_sudo_have_a_code(said: str, code: str) -> None:
@@ -370,7 +377,7 @@ def test_raise_failures_keeps_other_errors() -> None:
         raise ClusterctlError("broken", why="so", fix="mend it")
 
     _, failed = call_on_hosts(["a"], broken)
-    with rejected("hosts-unreachable", ProvisionError) as caught:
+    with rejected("unreachable/hosts", ProvisionError) as caught:
         raise_failures(failed, summary="nothing works", then="")
     assert caught.value.failures[0].cause == "broken: so"
 

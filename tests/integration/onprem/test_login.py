@@ -28,6 +28,7 @@ from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import SILENT, report_steps
 from tests.integration.onprem.conftest import one_machine
 from tests.integration.transport.conftest import running_sshd
+from tests.support.messages import condition
 from tests.support.processes import ROOT
 
 
@@ -81,7 +82,7 @@ def test_installation_in_the_job_environment_is_refused(
     monkeypatch.setattr(sys, "prefix", "/opt/clusterctl/venv")
     refused = check_this_machine("desk")
     assert refused is not None
-    assert refused.code == "own-place"
+    assert condition(refused) == "own-place"
 
 
 def test_machine_without_sshd_names_the_package(
@@ -91,7 +92,7 @@ def test_machine_without_sshd_names_the_package(
     monkeypatch.setattr(login, "_PLACES", "/nowhere")
     refused = check_this_machine("desk")
     assert refused is not None
-    assert refused.code == "no-sshd"
+    assert condition(refused) == "tool-missing/sshd"
     assert "openssh-server" in refused.failures[0].fix
 
 

@@ -72,7 +72,7 @@ def test_host_with_an_empty_claim_is_not_changed(
     claim.parent.mkdir()
     claim.write_text("")
     for do in ("join", "leave"):
-        assert run(monkeypatch, capsys, do, "abc")["code"] == "claim-unreadable"
+        assert run(monkeypatch, capsys, do, "abc")["code"] == "record-damaged/claim"
     assert claim.read_text() == ""
 
 

@@ -135,12 +135,12 @@ def test_upstream_package_comes_with_its_dependencies(
     names = [path.partition("_")[0] for path in packages(made["Packages"])]
     assert names == ["pool/apptainer", "pool/libc6", "pool/libmunge2", "pool/other"]
     own.write_bytes(raw + b"more")
-    with refused("package-changed"):
+    with refused("transfer-failed/package"):
         pack("other", upstream=(one,))
 
 
 def test_pack_names_a_missing_package(pack: Packed) -> None:
-    with refused("package-tool-failed") as caught:
+    with refused("tool-failed/package-manager") as caught:
         pack("munge", "slurmd")
     assert "slurmd" in caught.value.why
 
@@ -158,7 +158,7 @@ def test_archive_changed_after_signing_is_rejected(
     pack: Packed, archive: Archive, change: str, why: str
 ) -> None:
     archive.run(change)
-    with refused("package-tool-failed") as caught:
+    with refused("tool-failed/package-manager") as caught:
         pack("munge")
     assert why in caught.value.why.lower()
 
@@ -179,7 +179,7 @@ def test_old_packages_stay_until_there_is_a_new_index(
     program.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-        with refused("package-tool-failed"):
+        with refused("tool-failed/package-manager"):
             pack("munge")
     folder = tmp_path / "bundle/debian-12"
     assert {path: (folder / path).read_bytes() for path in made} == made

@@ -54,7 +54,7 @@ def test_old_packages_and_keys_stay_until_there_is_a_new_index(
         return sorted(path.name for path in (folder / "Packages").iterdir())
 
     assert packed("old.rpm") == ["old.rpm"]
-    with refused("package-tool-failed"):
+    with refused("tool-failed/package-manager"):
         packed("refused.rpm")
     assert (folder / "Packages/old.rpm").is_file()
     assert (folder / "indexed").read_text() == "Packages/old.rpm\n"

@@ -27,16 +27,16 @@ def cli(tmp_path: Path) -> Clusterctl:
 @pytest.mark.parametrize(
     ("code", "argv"),
     [
-        ("unknown-distribution", ("--os", "suse-15")),
-        ("bad-value", ("--os", "debian-12", "--from", "debian-12")),
-        ("unknown-distribution", ("--os", "debian-12", "--from", "rocky-9=x")),
-        ("bad-repositories", ("--os", "debian-12", "--from", "debian-12=none")),
-        ("bad-repositories", ("--os", "rocky-9", "--from", "rocky-9=none")),
-        ("rhel-without-repositories", ("--os", "rocky-9", "--os", "rhel-9.6")),
+        ("not-found/distribution", ("--os", "suse-15")),
+        ("option-invalid/value", ("--os", "debian-12", "--from", "debian-12")),
+        ("not-found/distribution", ("--os", "debian-12", "--from", "rocky-9=x")),
+        ("option-invalid/repository-list", ("--os", "debian-12", "--from", "debian-12=none")),
+        ("option-invalid/repository-list", ("--os", "rocky-9", "--from", "rocky-9=none")),
+        ("option-invalid/repositories", ("--os", "rocky-9", "--os", "rhel-9.6")),
         ("file-unreadable", ("--os", "debian-12", "-f", "asking.yaml")),
         ("slurm-source", ("--os", "debian-12", "-f", "mirror.yaml")),
         ("cuda-toolkit", ("--os", "rocky-10", "-f", "toolkit.yaml")),
-        ("missing-argument", ()),
+        ("option-invalid/argument-missing", ()),
     ],
 )
 def test_bundle_refuses_invalid_options(cli: Clusterctl, code: str, argv: tuple[str, ...]) -> None:

@@ -104,7 +104,7 @@ def test_password_of_an_index_is_nowhere_but_in_netrc(project: Path, name: str) 
 
 def test_index_that_refuses_the_password_is_an_error_without_it(project: Path) -> None:
     (project.parent / ".netrc").write_text(f"machine 127.0.0.1 login eve password {CANARY}\n")
-    with refused("index-unreadable", MachineError, "401") as caught:
+    with refused("unreachable/index", MachineError, "401") as caught:
         resolved(project / "requirements.txt")
     assert CANARY not in str(caught.value)
 
@@ -122,7 +122,7 @@ def test_index_that_uv_can_not_read_for_a_lock_without_hashes_is_named(
         if is_down:
             lock.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", lock.read_text()))
         why = "refused" if is_down else "401"
-        with refused("index-unreadable", MachineError, "first-1.0", why):
+        with refused("unreachable/index", MachineError, "first-1.0", why):
             PackageList.read(lock, DEFAULT_PLATFORM)
 
 
@@ -139,7 +139,7 @@ def test_package_of_another_index_does_not_replace_that_of_a_refused_one(
     place = public if option == "--find-links" else public.parent.as_uri()
     file.write_text(f"{option} {place}\n{file.read_text()}")
     for _ in range(2):
-        with refused("index-unreadable", MachineError, "401"):
+        with refused("unreachable/index", MachineError, "401"):
             resolved(file)
     # Without the index that refuses, the other one has it.
     file.write_text(f"--no-index\n--find-links {public}\nfirst\n")
@@ -152,5 +152,5 @@ def test_index_without_a_server_is_no_conflict_of_versions(
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with reserved_port() as port:
         (project / "requirements.txt").write_text(f"--index-url http://127.0.0.1:{port}/\nfirst\n")
-        with refused("index-unreadable", MachineError, f"127.0.0.1:{port}/first/"):
+        with refused("unreachable/index", MachineError, f"127.0.0.1:{port}/first/"):
             resolved(project / "requirements.txt")

@@ -184,11 +184,11 @@ def test_hashes_in_the_file_are_checked(solve: Resolve, index: Path) -> None:
         "first==1.0 --hash=sha256:" + 64 * "0",
         "first==1.0 --hash=sha512:" + 128 * "0",
     ):
-        with refused("requirements-unmet", UsageError, "first"):
+        with refused("packages-unmet", UsageError, "first"):
             solve(wrong)
     # A file with hashes has them for all packages.
     a_wheel(index, "second")
-    with refused("requirements-unmet", UsageError, "second"):
+    with refused("packages-unmet", UsageError, "second"):
         solve(line, "second")
 
 
@@ -200,7 +200,7 @@ def test_list_without_hashes_beside_one_with_hashes_is_named(
     solve(line)
     bare = tmp_path / "bare.txt"
     bare.write_text("second\n")
-    with refused("requirements-unmet", UsageError, "second", where=str(bare)):
+    with refused("packages-unmet", UsageError, "second", where=str(bare)):
         choose(bare, tmp_path / "my requirements.txt")
 
 
@@ -217,7 +217,7 @@ def test_unmet_requirements_have_the_message_of_uv(
         (("third", "fourth==2.0"), "fourth<2"),
         (("not a requirement",), "not a requirement"),
     ):
-        with refused("requirements-unmet", UsageError) as caught:
+        with refused("packages-unmet", UsageError) as caught:
             solve(*lines)
         assert why in caught.value.why
         assert caught.value.where == str(tmp_path / "my requirements.txt")
@@ -254,7 +254,7 @@ def test_settings_of_pip_are_given_to_uv(
     assert versions(choose(file)) == ["first==1.5"]
     (tmp_path / "pip.conf").write_text("index-url\n")
     file.write_text("first  # changed\n")
-    with refused("pip-settings-unreadable", UsageError, "pip.conf"):
+    with refused("tool-failed/pip", UsageError, "pip.conf"):
         choose(file)
 
 
@@ -316,7 +316,7 @@ def test_project_of_a_requirements_file_is_sent_and_not_installed(
     (tmp_path / "sub").mkdir()
     outside = tmp_path / "sub" / "r.txt"
     outside.write_text("--no-index\n--find-links '../in dex'\n..\n")
-    with refused("no-wheel", UsageError, "pip wheel"):
+    with refused("packages-unmet/wheel", UsageError, "pip wheel"):
         choose(outside)
 
 
@@ -394,7 +394,7 @@ def test_sources_that_must_be_compiled_are_refused_with_the_ways(
     solve: Resolve, index: Path, log: Path, tag: str, more: str
 ) -> None:
     archive(index, sources(log, tag=tag, more=more))
-    with refused("source-not-built", UsageError, "--build", "--env-path", "--container"):
+    with refused("packages-unmet/source", UsageError, "--build", "--env-path", "--container"):
         solve("small")
 
 
@@ -425,7 +425,7 @@ def test_sources_in_a_list_with_hashes_are_not_built(
 ) -> None:
     """Code of which the hash is not checked must not run."""
     archive(index, sources(log))
-    with refused("requirements-unmet", UsageError):
+    with refused("packages-unmet", UsageError):
         solve(f"small==1.2 --hash=sha256:{64 * '0'}")
     assert log.read_text() == ""
 
@@ -481,11 +481,14 @@ def test_lock_key_depends_on_the_base() -> None:
         (
             "r.txt",
             "six\ncertifi @ file:///croot/certifi_170722/work/certifi\n",
-            "requirement-of-conda",
+            "packages-unmet/conda-line",
         ),
-        ("r.txt", "torch[extra]@file:///home/ada/torch-2.0.tar.gz\n", "requirement-of-conda"),
-        ("poetry.json", "{}", "not-requirements"),
-        *((name, "x", "not-requirements") for name in ("poetry.lock", "Pipfile", "Pipfile.lock")),
+        ("r.txt", "torch[extra]@file:///home/ada/torch-2.0.tar.gz\n", "packages-unmet/conda-line"),
+        ("poetry.json", "{}", "file-invalid/requirements"),
+        *(
+            (name, "x", "file-invalid/requirements")
+            for name in ("poetry.lock", "Pipfile", "Pipfile.lock")
+        ),
     ],
 )
 def test_requirements_of_other_tools_are_rejected(
@@ -495,7 +498,9 @@ def test_requirements_of_other_tools_are_rejected(
     (tmp_path / name).write_text(text)
     with refused(code, UsageError) as caught:
         content_hash([tmp_path / name])
-    assert code == "not-requirements" or caught.value.where.startswith(f"{tmp_path / name}:")
+    assert code == "file-invalid/requirements" or caught.value.where.startswith(
+        f"{tmp_path / name}:"
+    )
 
 
 @pytest.mark.parametrize(
@@ -514,7 +519,7 @@ def test_fix_for_a_file_of_another_tool_is_the_command_of_that_tool(
 ) -> None:
     (tmp_path / name).write_text("x")
     (tmp_path / "r.txt").write_text(f"-r {name}\n")
-    with refused("not-requirements", UsageError) as caught:
+    with refused("file-invalid/requirements", UsageError) as caught:
         content_hash([tmp_path / "r.txt"])
     assert command in caught.value.fix
 

@@ -68,5 +68,5 @@ def test_standalone_python_that_can_not_be_downloaded_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str]
 ) -> None:
     monkeypatch.setenv(VARIABLE, standalone_list(tmp_path, small_python(), **changed))
-    with refused("python-not-downloaded", MachineError, "UV_PYTHON_INSTALL_MIRROR"):
+    with refused("transfer-failed/python-download", MachineError, "UV_PYTHON_INSTALL_MIRROR"):
         fetch_standalone_python(SILENT.note)

@@ -87,7 +87,7 @@ def test_wheel_that_differs_from_the_lock_is_refused(project: Path) -> None:
     assert "first==1.1" in resolved(project / "pylock.toml")
     shutil.rmtree(project.parent / "cache")
     a_wheel(project.parent / "index", "first", "1.1", files={"first.py": "evil = True\n"})
-    with refused("wheels-not-downloaded", MachineError, "sha256"):
+    with refused("transfer-failed/wheels", MachineError, "sha256"):
         resolved(project / "pylock.toml")
 
 
@@ -110,7 +110,7 @@ def test_lock_older_than_the_project_is_refused(project: Path) -> None:
         ('["first<2", "tool"]', "tool"),
     ):
         (project / "pyproject.toml").write_text(text.replace('["first<2"]', now))
-        with refused("uv-lock-stale", UsageError, "uv lock") as caught:
+        with refused("packages-unmet/lock-stale", UsageError, "uv lock") as caught:
             resolved(project / "uv.lock")
         assert named in caught.value.why
 
@@ -140,7 +140,7 @@ def test_extras_that_exclude_each_other_are_refused_by_uv(project: Path) -> None
     (project / "pyproject.toml").write_text(PROJECT + extras + conflicts)
     lock(project)
     assert "tool==1.0" in resolved(project / "uv.lock[a]")
-    with refused("uv-lock-unreadable", UsageError, "extras"):
+    with refused("file-invalid/uv-lock", UsageError, "extras"):
         resolved(project / "uv.lock[a,b]")
 
 
@@ -151,7 +151,7 @@ def test_extras_that_exclude_each_other_are_refused_by_uv(project: Path) -> None
 )
 def test_lock_that_uv_can_not_read_is_refused(project: Path, text: str) -> None:
     (project / "uv.lock").write_text(text)
-    with refused("uv-lock-unreadable", UsageError, "uv lock", "uv export"):
+    with refused("file-invalid/uv-lock", UsageError, "uv lock", "uv export"):
         resolved(project / "uv.lock")
 
 
@@ -160,17 +160,17 @@ def test_installation_without_uv_is_named(project: Path, monkeypatch: pytest.Mon
         raise FileNotFoundError
 
     monkeypatch.setattr(uv_program, "find_uv_bin", missing)
-    with refused("installation-incomplete", ClusterctlError, "uv"):
+    with refused("internal/installation", ClusterctlError, "uv"):
         PackageList.read(project / "uv.lock", DEFAULT_PLATFORM)
     # Within the cache of downloads, which has errors of its own.
-    with refused("installation-incomplete", ClusterctlError, "uv"):
+    with refused("internal/installation", ClusterctlError, "uv"):
         resolved(project / "pyproject.toml")
 
 
 def test_lock_for_another_python_is_refused(project: Path) -> None:
     (project / "pyproject.toml").write_text(PROJECT.replace('">=3.11"', '"==3.11.*"'))
     lock(project)
-    with refused("lock-for-others", UsageError):
+    with refused("packages-unmet/lock", UsageError):
         PackageList.read(project / "uv.lock", NodePlatform("3.13", 36))
 
 
@@ -191,5 +191,5 @@ def test_lock_of_an_index_takes_wheels_of_a_folder_without_an_index(
     assert resolved(locked) == ["first==1.1", "tool==1.0"]
     shutil.rmtree(project.parent / "cache")
     a_wheel(index, "tool", files={"tool.py": "evil = True\n"})
-    with refused("wheels-not-downloaded", MachineError):
+    with refused("transfer-failed/wheels", MachineError):
         resolved(locked)

@@ -32,14 +32,14 @@ def test_rehearsed_job_restarts_and_ends_hangs() -> None:
 def test_rehearse_of_several_jobs_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
     (tmp_path / "jobs.yaml").write_text(text)
-    with refused("rehearsal-of-one-job", UsageError):
+    with refused("option-invalid/rehearsal", UsageError):
         job_to_rehearse(str(tmp_path / "jobs.yaml"), {})
 
 
 def test_rehearse_on_a_cluster_that_is_not_local_is_refused(session: Session) -> None:
     reject_other_clusters(session)
     other: Any = SimpleNamespace(spec=SimpleNamespace(provider=PROVIDERS["gcp"]))
-    with refused("rehearsal-not-local", UsageError):
+    with refused("unsupported/rehearsal", UsageError):
         reject_other_clusters(other)
 
 
@@ -54,7 +54,7 @@ def rehearsal(*verdicts: Verdict) -> Rehearsal:
 
 def test_rehearse_has_a_failure_for_each_fault_not_survived() -> None:
     rehearsal(Verdict.SURVIVES).raise_unless_survived()
-    with refused("not-survived", RehearsalError) as caught:
+    with refused("job-failed/rehearsal", RehearsalError) as caught:
         rehearsal(Verdict.SURVIVES, Verdict.HANGS, Verdict.LOST).raise_unless_survived()
     assert caught.value.exit_code == 7
     assert [failure.cause.partition(":")[0] for failure in caught.value.failures] == [

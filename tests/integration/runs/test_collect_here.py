@@ -184,12 +184,12 @@ def test_collect_of_a_damaged_run_names_files_lost_on_the_cluster(session, clust
     (Path(entry.remote_dir) / "files" / "rst.500").unlink()
     (run.directory / "rst.500").write_text("damaged")
     (run.directory / "out" / "log.txt").unlink()
-    with refused("run-damaged", CollectError, "rst.500", str(run.directory)):
+    with refused("not-found/run-original", CollectError, "rst.500", str(run.directory)):
         collect(session, [run.job_id])
     assert (run.directory / "out" / "log.txt").exists()
     assert (run.directory / "rst.500").read_text() == "damaged"
     # The file stays listed with its original hash.
-    with refused("run-damaged", CollectError, "rst.500"):
+    with refused("not-found/run-original", CollectError, "rst.500"):
         collect(session, [run.job_id])
 
 
@@ -197,7 +197,10 @@ def test_runs_count_a_folder_without_its_record(session, run):
     (run.directory / "run.json").unlink()
     assert find_runs([run.directory.parent]) == ([], [run.directory])
     with refused(
-        "run-damaged", CollectError, str(run.directory / "run.json"), "clusterctl collect"
+        "not-found/run-original",
+        CollectError,
+        str(run.directory / "run.json"),
+        "clusterctl collect",
     ):
         RunRecord.load(run.directory)
 
@@ -233,7 +236,7 @@ def test_folder_that_can_not_be_written_is_named_once(session, cluster, tmp_path
     for _ in range(3):
         finished(session, cluster, tmp_path, "true")
     (tmp_path / "runs").write_text("a file")
-    with refused("run-unwritable", CollectError, "--out") as caught:
+    with refused("file-unwritable/run", CollectError, "--out") as caught:
         collect(session)
     assert caught.value.where == str(tmp_path / "runs")
     assert str(caught.value).count("can't be written") == 1

@@ -227,7 +227,7 @@ def test_file_that_never_holds_still(remote, tree):
         with file.open("r+b") as opened:
             opened.write(b"%d" % next(count))
 
-    with refused("files-keep-changing", CollectError):
+    with refused("transfer-failed/changing", CollectError):
         fetch(remote, tree, Changing(alter, late=True))
     manifest = fetch(remote, tree, Changing(alter, late=True), still_changing=True)
     assert content(tree) == {b"b": b"stays"}

@@ -73,7 +73,7 @@ BOTH = pytest.mark.parametrize(("verb", "error"), [(fetch, CollectError), (get, 
 )
 def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
     around = row(b"a", kind="folder")
-    with refused("answer-garbled", error) as caught:
+    with refused("internal/answer", error) as caught:
         verb(remote, tree, Lying(around + row(path), b""))
     assert caught.value.why.isprintable()
     assert content(tree) == {}
@@ -120,7 +120,7 @@ def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
     ],
 )
 def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, verb, error):
-    with refused("answer-garbled", error):
+    with refused("internal/answer", error):
         verb(remote, tree, Lying(listing, b""))
     assert content(tree) == {}
 
@@ -178,7 +178,7 @@ def test_links_that_the_cluster_lists_never_lead_out(target):
 
 def test_fetch_refuses_files_below_a_listed_link(remote, tree):
     listing = row(b"x", kind="folder") + link(b"a", b"x") + row(b"a/b")
-    with refused("answer-garbled", CollectError):
+    with refused("internal/answer", CollectError):
         fetch(remote, tree, Lying(listing, b""))
 
 
@@ -214,25 +214,25 @@ LARGE_ONE = header(len(LARGE))
 @pytest.mark.parametrize(
     "lie",
     [
-        (1, file_of(b"x") + b"more", "transfer-differs"),
-        (1, header(10**12) + b"x", "transfer-differs"),
-        (1, header(-2), "transfer-differs"),
-        (1, header(1), "transfer-short"),
-        (1, file_of(b"x")[:-1], "transfer-short"),
-        (1, b"", "transfer-short"),
-        (1, header(1)[:4], "transfer-short"),
-        (1, header(1) + header(1) + b"x" + header(34), "transfer-differs"),
-        (1, header(1) + header(1) + b"x" + header(-4), "transfer-differs"),
-        (1, header(1) + header(0) + header(1) + b"x" + header(0), "transfer-differs"),
-        (1, header(1) + header(-2), "transfer-differs"),
-        (1, header(-4), "transfer-differs"),
-        (1, header(0), "transfer-differs"),
-        (0, header(0) + header(0) + header(0), "transfer-differs"),
-        (2, header(2) + header(1) + b"x", "transfer-short"),
-        (len(LARGE), file_of(LARGE)[:-1], "transfer-short"),
-        (len(LARGE), LARGE_ONE + header(-len(LARGE) - 1), "transfer-differs"),
-        (len(LARGE), LARGE_ONE + header(len(LARGE) + 1) + LARGE + b"x", "transfer-differs"),
-        (len(LARGE), LARGE_ONE + LARGE_ONE + LARGE + header(34), "transfer-differs"),
+        (1, file_of(b"x") + b"more", "transfer-failed/answer"),
+        (1, header(10**12) + b"x", "transfer-failed/answer"),
+        (1, header(-2), "transfer-failed/answer"),
+        (1, header(1), "transfer-failed/short"),
+        (1, file_of(b"x")[:-1], "transfer-failed/short"),
+        (1, b"", "transfer-failed/short"),
+        (1, header(1)[:4], "transfer-failed/short"),
+        (1, header(1) + header(1) + b"x" + header(34), "transfer-failed/answer"),
+        (1, header(1) + header(1) + b"x" + header(-4), "transfer-failed/answer"),
+        (1, header(1) + header(0) + header(1) + b"x" + header(0), "transfer-failed/answer"),
+        (1, header(1) + header(-2), "transfer-failed/answer"),
+        (1, header(-4), "transfer-failed/answer"),
+        (1, header(0), "transfer-failed/answer"),
+        (0, header(0) + header(0) + header(0), "transfer-failed/answer"),
+        (2, header(2) + header(1) + b"x", "transfer-failed/short"),
+        (len(LARGE), file_of(LARGE)[:-1], "transfer-failed/short"),
+        (len(LARGE), LARGE_ONE + header(-len(LARGE) - 1), "transfer-failed/answer"),
+        (len(LARGE), LARGE_ONE + header(len(LARGE) + 1) + LARGE + b"x", "transfer-failed/answer"),
+        (len(LARGE), LARGE_ONE + LARGE_ONE + LARGE + header(34), "transfer-failed/answer"),
     ],
 )
 def test_fetch_refuses_files_that_differ_from_the_listing(lie, remote, tree, verb, error):
@@ -245,7 +245,7 @@ def test_fetch_refuses_files_that_differ_from_the_listing(lie, remote, tree, ver
 @pytest.mark.parametrize("data", [b"y", LARGE])
 def test_fetch_skips_a_file_that_changed_meanwhile(data, remote, tree, verb, error):
     listing = row(b"a", size=len(data))
-    with refused("files-keep-changing" if verb is fetch else "files-changed", error):
+    with refused("transfer-failed/changing" if verb is fetch else "transfer-failed/changed", error):
         verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(b"z").digest())))
     assert content(tree) == {}
     verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(data).digest())))
@@ -253,7 +253,7 @@ def test_fetch_skips_a_file_that_changed_meanwhile(data, remote, tree, verb, err
 
 
 def test_fetch_of_a_run_larger_than_the_disk_is_refused(remote, tree):
-    with refused("no-room", CollectError):
+    with refused("disk-full/host", CollectError):
         fetch_source(
             RunSource(str(remote), selection=Selection(max_file=10**18)),
             tree,
@@ -278,7 +278,7 @@ def test_get_refuses_names_that_were_not_requested(listing, remote, tree):
     """The names could be those of any file in the folder, such as .bashrc in the user's home."""
     tree.mkdir(parents=True)
     (tree / ".bashrc").write_text("the user's")
-    with refused("answer-garbled", TransferError) as caught:
+    with refused("internal/answer", TransferError) as caught:
         get(remote, tree, Lying(listing, file_of(b"x") * 2))
     assert caught.value.why.isprintable()
     assert content(tree) == {b".bashrc": b"the user's"}
@@ -288,7 +288,7 @@ def test_get_of_a_folder_accepts_a_single_name(remote, tree):
     home = row(b"ada", kind="folder") + row(b"ada/a")
     get_paths(Lying(home, file_of(b"x")), ["."], tree)
     assert content(tree) == {b"ada/a": b"x"}
-    with refused("answer-garbled", TransferError):
+    with refused("internal/answer", TransferError):
         get_paths(Lying(home + row(b"b"), file_of(b"x") * 2), ["."], tree)
 
 
@@ -307,7 +307,7 @@ def test_modes_that_the_cluster_lists_never_set_more_than_permissions(
 
 @pytest.mark.parametrize("target", [b"", b"x\0y", b"x" * 5000])
 def test_get_refuses_targets_that_no_link_can_have(target, remote, tree):
-    with refused("files-unwritable", TransferError):
+    with refused("file-unwritable/here", TransferError):
         get(remote, tree, Lying(link(b"a", target), b""))
     assert list(tree.iterdir()) == []
 
@@ -335,7 +335,7 @@ def test_folders_nested_deeper_than_a_path_may_be_are_refused(remote, tree, verb
     for _ in range(30):
         name += b"/" + b"d" * 200
         rows.append(row(name, kind="folder"))
-    with refused("files-unwritable", TransferError) if verb is get else nullcontext():
+    with refused("file-unwritable/here", TransferError) if verb is get else nullcontext():
         skipped = verb(remote, tree, Lying("".join(rows), b"")).skipped
         assert any("longer than" in left.reason for left in skipped)
 
@@ -353,7 +353,7 @@ def test_list_without_end_is_refused_by_every_verb(monkeypatch, verb, remote, tr
     monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", 1 << 12)
     rows = "".join(row(b"%d" % number) for number in range(10_000))
     endless = Lying(rows, b"")
-    with refused("answer-garbled"):
+    with refused("internal/answer"):
         if verb == "all":
             fetch_source(RunSource(str(remote), selection=ALL), tree, endless)
         else:
@@ -365,7 +365,7 @@ def test_fetch_of_an_endless_listing_is_refused(monkeypatch, remote, tree):
     lists = [(1 << 28, "x" * (2 << 20)), (1 << 28, "alive\n" * 1_300_000), (999, "alive\n" * 200)]
     for most, listing in lists:
         monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", most)
-        with refused("answer-garbled", CollectError):
+        with refused("internal/answer", CollectError):
             fetch(remote, tree, Lying(listing, b""))
 
 

@@ -29,7 +29,7 @@ from clusterctl.transport.base import no_answer_error
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import ItemKind
 from tests.support.local_transport import LocalTransport
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.played.cluster import finished
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source
@@ -312,9 +312,9 @@ def test_fetch_ends_a_hanging_reader_and_takes_the_other_files(session, cluster,
     ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
     stuck = cluster.ledger.find(ids[1])
     hanging = Hanging(str(stuck.remote_dir))
-    with refused("runs-not-collected", CollectError) as caught:
+    with refused("would-lose/runs", CollectError) as caught:
         collect(replace(session, scheduler=SlurmClient(hanging)), out=tmp_path / "runs")
-    assert caught.value.failures[0].code == "job-files-unreadable"
+    assert condition(caught.value.failures[0]) == "file-unreadable/job-files"
     assert "no answer" in caught.value.failures[0].cause
     assert sorted(path.name for path in (tmp_path / "runs").glob("[!.]*")) == [
         "demo-1-a",

@@ -529,7 +529,7 @@ def test_folder_that_can_not_be_written_is_named(stage: Stage) -> None:
     stage.write("weights")
     stage.out = stage.out / "file" / "below"
     stage.out.parent.write_text("no folder")
-    with refused("files-unwritable", TransferError) as caught:
+    with refused("file-unwritable/here", TransferError) as caught:
         stage.bring()
     assert str(stage.out.parent) in caught.value.where
 
@@ -652,7 +652,7 @@ def test_bring_of_any_top_writes_into_one_folder_of_out(stage: Stage, top: bytes
 def test_bring_of_paths_outside_the_folder_writes_nothing(stage: Stage, listing: str) -> None:
     stage.transport = Lying(listing, SENT)
     before = {*stage.out.parent.rglob("*")}
-    with refused("answer-garbled", TransferError):
+    with refused("internal/answer", TransferError):
         stage.bring()
     assert {*stage.out.parent.rglob("*")} == before
 
@@ -740,7 +740,7 @@ def test_bring_of_a_file_that_keeps_changing_is_refused_by_name(
         return find(search)
 
     monkeypatch.setattr(Search, "find", grown)
-    with refused("only-copies-not-collected", CollectError, str(file)):
+    with refused("would-lose/not-collected", CollectError, str(file)):
         only_copies.bring_all(up.workspace, up.out)
 
 
@@ -751,7 +751,7 @@ def test_bring_all_for_an_agent_leaves_what_programs_here_obey(
     up.write("clone/.git/config")
     for name, value in Confinement((str(tmp_path),)).environ.items():
         monkeypatch.setenv(name, value)
-    with refused("only-copies-not-collected", CollectError, ".git"):
+    with refused("would-lose/not-collected", CollectError, ".git"):
         only_copies.bring_all(up.workspace, up.out)
     (copy,) = up.out.glob("demo-home-*")
     assert [path.name for path in copy.rglob("*") if path.is_file()] == ["main.py"]
@@ -763,7 +763,7 @@ def test_bring_all_of_nothing_but_what_programs_here_obey_makes_no_folder(
     up.write("clone/.git/config")
     for name, value in Confinement((str(tmp_path),)).environ.items():
         monkeypatch.setenv(name, value)
-    with refused("only-copies-not-collected", CollectError):
+    with refused("would-lose/not-collected", CollectError):
         only_copies.bring_all(up.workspace, up.out)
     assert not [*up.out.glob("demo-home-*")]
 

@@ -88,7 +88,7 @@ def test_nodes_and_jobs_are_queried_in_one_command(
         slurm.transport, "run", lambda argv, **more: (runs.append(argv), run(argv, **more))[1]
     )
     if fails:
-        with rejected("slurm-command-failed", SlurmError, f"{fails}") as caught:
+        with rejected("slurm-refused/command", SlurmError, f"{fails}") as caught:
             slurm.nodes_and_jobs()
         assert caught.value.why == "out of order"
     else:
@@ -119,7 +119,7 @@ def test_refused_reconfigure_has_the_cause_from_slurmctld_log(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     here = admin._RECONFIGURE.replace("/var/log/slurm", str(tmp_path))
     monkeypatch.setattr(admin, "_RECONFIGURE", here)
-    with rejected("slurm-not-reconfigured", SlurmError) as caught:
+    with rejected("slurm-refused/configuration", SlurmError) as caught:
         SlurmNodes(LocalTransport()).reconfigure()
     first, *_, last = caught.value.why.split("; ")
     assert "sched/nonsense" in first

@@ -18,6 +18,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import planned_inventory
 from clusterctl.util.assets import payload_hash
+from tests.support.messages import condition
 from tests.support.played.batch import place_payload, play
 
 SPEC = ClusterSpec.model_validate(
@@ -131,13 +132,13 @@ def test_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> None:
 )
 def test_slurm_options_without_slurm_are_refused(words, flag) -> None:
     (fault,) = faults(SPEC, train(**words))
-    assert (fault.code, flag in fault.what) == ("needs-slurm", True)
+    assert (condition(fault), flag in fault.what) == ("unsupported/slurm", True)
 
 
 def test_lines_for_slurm_are_refused(tmp_path: Path) -> None:
     job = user_job(tmp_path, "s.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n")
     (fault,) = faults(SPEC, job)
-    assert (fault.code, "#SBATCH --nodes=2" in fault.why) == ("needs-slurm", True)
+    assert (condition(fault), "#SBATCH --nodes=2" in fault.why) == ("unsupported/slurm", True)
 
 
 def taken(spec: ClusterSpec, job: JobSpec) -> JobRequest:
@@ -153,11 +154,11 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
     assert taken(SPEC, train(partition="big")).limit_s == 0
     assert taken(SPEC, train(time="10m")).limit_s == 600
     for code, job in (
-        ("time-above-limit", train(time="2h")),
-        ("too-many-nodes", train(nodes=3)),
-        ("unknown-partition", train(partition="x")),
+        ("job-unfit/time", train(time="2h")),
+        ("job-unfit/nodes", train(nodes=3)),
+        ("not-found/partition", train(partition="x")),
     ):
-        assert [fault.code for fault in faults(SPEC, job)] == [code]
+        assert [condition(fault) for fault in faults(SPEC, job)] == [code]
 
 
 def gpu(tmp_path: Path, rank: int, size: int, *devices: str, **more: str) -> str:

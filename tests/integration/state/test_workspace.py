@@ -36,7 +36,7 @@ def silent(_: str) -> None:
 def test_lock_held_by_another_process_is_an_error_that_names_it(workspace: Workspace) -> None:
     with holding_lock(workspace.root) as process:
         with (
-            refused("locked", LockedError) as caught,
+            refused("in-use/cluster", LockedError) as caught,
             workspace.lock("down", wait_s=0, waiting=silent),
         ):
             pass

@@ -104,7 +104,7 @@ def test_apply_refuses_changes_that_were_not_shown(work: Work) -> None:
     work.hosts(one="large", two="large", three="small")
     work.terraform.plan()  # another file now
     with refused(
-        "stale-plan", StalePlanError, why='it would now also replace terraform_data.node["two"]'
+        "plan-changed", StalePlanError, why='it would now also replace terraform_data.node["two"]'
     ):
         work.terraform.apply(shown)
     work.hosts(one="large", two="small", three="small")

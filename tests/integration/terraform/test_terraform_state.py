@@ -50,7 +50,12 @@ def test_empty_state_is_no_state_and_a_torn_one_an_error(work: Work) -> None:
     state.write_bytes(b"")
     assert len(work.terraform.plan().real_changes) == 3
     state.write_bytes(whole[:100])
-    with refused("state-unreadable", ProvisionError, "terraform.tfstate.backup", where=str(state)):
+    with refused(
+        "record-damaged/terraform-state",
+        ProvisionError,
+        "terraform.tfstate.backup",
+        where=str(state),
+    ):
         work.terraform.plan()
 
 

@@ -179,17 +179,21 @@ def test_command_without_a_terminal_asks_no_passphrase(user_ssh, sshd) -> None:
         text=True,
         check=False,
     )
-    assert ran.stderr.strip() == "login-needed"
+    assert ran.stderr.strip() == "login-refused/needs-answer"
     assert not asked_file.exists()
     user_ssh.workspace.inventory.touch()
-    with refused("login-needed", KeyRefusedError, "ssh --cluster campus -- true", host="campus"):
+    with refused(
+        "login-refused/needs-answer", KeyRefusedError, "ssh --cluster campus -- true", host="campus"
+    ):
         Connections(user_ssh.config).to(LOGIN_HOST).run(["true"])
 
 
 def test_advice_before_attach_has_ended_names_the_login(user_ssh, tmp_path) -> None:
     """The host key is unknown at a first `attach`, and the workspace has a temporary name."""
     (tmp_path / "known").write_text("")
-    with refused("login-needed", KeyRefusedError, "`ssh campus`", host="campus") as caught:
+    with refused(
+        "login-refused/needs-answer", KeyRefusedError, "`ssh campus`", host="campus"
+    ) as caught:
         Connections(user_ssh.config).to(LOGIN_HOST).run(["true"])
     assert "--cluster" not in caught.value.fix
 
@@ -214,7 +218,7 @@ def test_command_in_the_background_of_a_terminal_asks_no_passphrase(user_ssh, tm
     with on_terminal(words, os.environ, tmp_path) as window:
         window.read_until("exit 1")
         window.end()
-    assert "login-needed" in window.shown
+    assert "login-refused/needs-answer" in window.shown
     assert PROMPT not in window.shown
 
 
@@ -264,7 +268,7 @@ def test_jump_host_asks_a_passphrase_only_on_the_terminal(user_ssh, sshd, tmp_pa
         ["bash", "-ic", '"$@" & wait $!', "bash", *user_ssh.verb()], os.environ, tmp_path
     ) as window:
         window.end()
-    assert "login-needed" in window.shown
+    assert "login-refused/needs-answer" in window.shown
     assert PROMPT not in window.shown
     with on_terminal(user_ssh.verb(), os.environ, tmp_path) as window:
         log_in(user_ssh, window)
@@ -290,10 +294,10 @@ def test_ctrl_c_ends_no_connection_through_a_jump_host(user_ssh, sshd, tmp_path)
 def test_connection_to_a_compute_node_is_refused(user_ssh) -> None:
     with (
         Connections(user_ssh.config) as connections,
-        refused("not-the-login", TransportError, host="c1"),
+        refused("unreachable/not-the-login", TransportError, host="c1"),
     ):
         connections.to("c1").run(["true"])
-    with refused("not-the-login", TransportError):
+    with refused("unreachable/not-the-login", TransportError):
         OpenSSH(user_ssh.config).argv("c1")
 
 
@@ -358,7 +362,7 @@ def test_clusterctl_on_the_login_node_uses_no_ssh(local_login, monkeypatch) -> N
         talk.send(b"one")
         assert talk.receive() == b"one"
         talk.finish()
-    with refused("not-the-login", TransportError):
+    with refused("unreachable/not-the-login", TransportError):
         local_login.to("c1").run(["true"])
 
 

@@ -138,7 +138,7 @@ def test_get_of_an_agent_refuses_folders_that_programs_obey(home, target, name):
     config = home / "tree" / name / "config"
     config.parent.mkdir(parents=True)
     config.write_text("[core]\n")
-    with rejected("agent-path", LimitError):
+    with rejected("agent-limit/folders", LimitError):
         get(target, "tree")
     assert not (target / "tree").exists()
 
@@ -147,7 +147,7 @@ def test_get_of_an_agent_refuses_folders_that_programs_obey(home, target, name):
 @pytest.mark.parametrize("name", [".mcp.json", ".envrc", "cluster.yaml"])
 def test_get_of_an_agent_refuses_a_name_that_programs_obey(home, target, name):
     (home / "harmless").write_text("{}")
-    with rejected("agent-path", LimitError):
+    with rejected("agent-limit/folders", LimitError):
         fetch(LocalTransport(), ("harmless",), target / name, is_name=True)
     assert not (target / name).exists()
 
@@ -186,7 +186,7 @@ def test_get_detects_a_damaged_partial_file(remote_data, target):
         get(target, transport=Cutting(2 * MIB))
     (partial,) = target.rglob(".clusterctl-*")
     partial.write_bytes(b"x" * MIB)
-    with rejected("files-changed", TransferError, "data/large"):
+    with rejected("transfer-failed/changed", TransferError, "data/large"):
         get(target)
     get(target)
     assert content(target / "data") == content(remote_data)
@@ -256,7 +256,7 @@ def test_get_follows_links_to_folders_and_skips_pipes(home, remote_data, target)
 
 def test_get_missing_files_is_one_error(home, target):
     (home / "there").touch()
-    with rejected("no-such-file", UsageError, "nope", "/neither"):
+    with rejected("not-found/file", UsageError, "nope", "/neither"):
         get(target, "nope", "there", "/neither")
     assert not target.exists()
 
@@ -269,7 +269,7 @@ def test_get_keeps_a_symlink_to_itself(remote_data, target):
 
 def test_get_to_an_unwritable_place_has_the_systems_message(remote_data, target):
     target.write_text("a file")
-    with rejected("files-unwritable", TransferError) as caught:
+    with rejected("file-unwritable/here", TransferError) as caught:
         get(target)
     assert caught.value.why == "File exists"
 
@@ -286,12 +286,12 @@ class Claiming(LocalTransport):
 def test_get_to_a_full_or_read_only_disk_is_an_error(remote_data, fault):
     with small_disk(mib=40) as disk:
         disk.suffer(fault)
-        with rejected("files-unwritable", TransferError, FAULTS[fault]):
+        with rejected("file-unwritable/here", TransferError, FAULTS[fault]):
             get(disk.path / "got")
 
 
 def test_fetch_disk_too_small_fails_before_the_transfer(target):
-    with rejected("no-room", TransferError, "8388624"):
+    with rejected("disk-full/host", TransferError, "8388624"):
         get(target, "huge", transport=Claiming())
 
 
@@ -302,7 +302,7 @@ def test_get_does_not_write_through_local_symlinks(remote_data, target, tmp_path
     (tmp_path / "elsewhere").mkdir()
     (target / "data" / name).symlink_to(tmp_path / "elsewhere" / ("" if name == "sub" else "x"))
     if name == "sub":
-        with rejected("files-unwritable", TransferError):
+        with rejected("file-unwritable/here", TransferError):
             get(target)
     else:
         get(target)

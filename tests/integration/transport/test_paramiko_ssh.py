@@ -98,7 +98,7 @@ def test_connection_to_a_host_that_was_created_again_is_not_used(config):
 def test_damaged_private_key_is_named(config, sshd):
     (sshd.folder / "id").write_text("damaged\n")
     with Connections(config, fans_out=True) as connections:
-        with refused("ssh-key-damaged", KeyRefusedError) as caught:
+        with refused("record-damaged/ssh-key", KeyRefusedError) as caught:
             connections.to(NODES[0]).run(["true"])
         assert caught.value.where == str(sshd.folder / "id")
 

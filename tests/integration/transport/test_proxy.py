@@ -28,7 +28,7 @@ from clusterctl.transport.ssh import Connections, SSHTransport
 from clusterctl.util.process import call_on_hosts
 from tests.support.google import gcloud
 from tests.support.inventories import host_of, inventory_of
-from tests.support.messages import codes, refused
+from tests.support.messages import codes, condition, refused
 from tests.support.processes import ends_within_a_minute
 from tests.support.verbs import Clusterctl
 
@@ -201,7 +201,7 @@ def test_connection_through_a_proxy_command_outlives_a_killed_clusterctl(behind)
 def test_proxy_command_without_an_answer_times_out(behind):
     config, notes = behind("silent")
     config.write_text(config.read_text().replace("ConnectTimeout 60", "ConnectTimeout 1"))
-    with refused("tunnel-slow", TunnelError, has_grace=False):
+    with refused("unreachable/tunnel-slow", TunnelError, has_grace=False):
         SSHTransport("node", config).run(["true"])
     assert all(map(ends_within_a_minute, pids(notes)))
 
@@ -228,14 +228,14 @@ def test_staying_proxied_connection_outlives_its_verb(behind):
 @pytest.mark.parametrize(
     ("text", "code", "kind"),
     [
-        (gcloud.refusal_text("4033"), "tunnel-refused", TunnelRefusedError),
-        (gcloud.refusal_text("403"), "tunnel-refused", TunnelRefusedError),
-        (gcloud.refusal_text("4047"), "tunnel-no-host", TunnelError),
-        (gcloud.refusal_text("4003"), "tunnel-no-port", TunnelError),
+        (gcloud.refusal_text("4033"), "cloud-permission/tunnel", TunnelRefusedError),
+        (gcloud.refusal_text("403"), "cloud-permission/tunnel", TunnelRefusedError),
+        (gcloud.refusal_text("4047"), "unreachable/tunnel-host", TunnelError),
+        (gcloud.refusal_text("4003"), "unreachable/tunnel-port", TunnelError),
         *(
             (
                 gcloud.login_text(state, "compute.start-iap-tunnel"),
-                "gcloud-login",
+                "cloud-login/gcloud",
                 TunnelRefusedError,
             )
             for state in gcloud.LOGINS
@@ -249,7 +249,7 @@ def test_refusal_of_the_tunnel_has_a_code(behind, tmp_path, text, code, kind):
     config, _ = behind(str(message_file))
     with refused(code, kind, host="node") as caught:
         SSHTransport("node", config).run(["true"])
-    assert caught.value.has_grace is (code != "gcloud-login")
+    assert caught.value.has_grace is (code != "cloud-login/gcloud")
     # The traceback and the advice are left out.
     assert caught.value.why.split("\n")[1:] == [text.partition("\n")[0]]
     assert type(caught.value) is kind
@@ -260,7 +260,7 @@ def test_gcloud_rules_do_not_apply_to_other_proxy_commands(behind, tmp_path):
     message_file = tmp_path / "said.txt"
     message_file.write_text("ssh: Could not resolve hostname gate: Name or service not known\n")
     config, notes = behind(str(message_file))
-    with refused("tunnel-offline", TunnelError, has_grace=False):
+    with refused("unreachable/tunnel-offline", TunnelError, has_grace=False):
         SSHTransport("node", config).run(["true"])
     (notes.parent / "gcloud").rename(notes.parent / "other")
     config.write_text(config.read_text().replace("folder/gcloud", "folder/other"))
@@ -317,8 +317,8 @@ def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_pat
     config, notes = behind(str(message_file))
     with Connections(config, fans_out=fans_out) as connections:
         _, failed = call_on_hosts(NODES, lambda name: connections.to(name).run(["true"]))
-    assert {(name, error.host, error.code) for name, error in failed.items()} == {
-        (name, name, "tunnel-refused") for name in NODES
+    assert {(name, error.host, condition(error)) for name, error in failed.items()} == {
+        (name, name, "cloud-permission/tunnel") for name in NODES
     }
     # A persistent ssh discards its program's messages, so each try starts the program twice.
     assert len(pids(notes)) == 2
@@ -331,7 +331,7 @@ def test_ssh_behind_a_refused_jump_host_has_the_code_tunnel_refused(behind, me, 
     (tmp_path / "demo").symlink_to(config.parent)
     cli = Clusterctl(tmp_path, tmp_path)
     argv = ("-o", "json", "--cluster", "demo", "ssh", "--user", me, NODES[0], "--", "echo there")
-    assert codes(cli(*argv, rc=1)) == ["tunnel-refused"]
+    assert codes(cli(*argv, rc=1)) == ["cloud-permission/tunnel"]
     config.write_text(config.read_text().replace(str(message_file), "plain"))
     assert cli(*argv).json["stdout"] == "there\n"
     end_all_connections(config)
@@ -343,7 +343,9 @@ def test_host_that_is_down_behind_a_jump_host_is_named(behind, sshd, fans_out):
     head, found, rest = config.read_text().partition(f"Host {NODES[0]}\n")
     config.write_text(head + found + rest.replace(f"Port {sshd.port}\n", "Port 1\n", 1))
     with Connections(config, fans_out=fans_out) as connections:
-        with refused("jump-refused", TunnelError, NODES[0], host=NODES[0], has_grace=False):
+        with refused(
+            "unreachable/jump-host", TunnelError, NODES[0], host=NODES[0], has_grace=False
+        ):
             connections.to(NODES[0]).run(["true"])
         assert connections.to(NODES[1]).run(["echo", "there"]).stdout == "there\n"
     end_all_connections(config)
@@ -360,7 +362,7 @@ def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd, fans_
         )
         with (
             Connections(config, fans_out=fans_out) as connections,
-            refused("jump-refused", TunnelError, host=NODES[0], has_grace=False),
+            refused("unreachable/jump-host", TunnelError, host=NODES[0], has_grace=False),
         ):
             connections.to(NODES[0]).run(["true"])
     end_all_connections(config)

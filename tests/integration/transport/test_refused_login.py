@@ -178,7 +178,9 @@ def test_denied_login_is_tried_once(config: Path, strict: Path) -> None:
     with Connections(config) as connections:
         slurm = SlurmClient(connections.to(LOGIN_HOST), patience_s=PATIENCE_S)
         for _ in range(2):
-            with refused("login-needed", KeyRefusedError, "ssh campus", host="campus") as caught:
+            with refused(
+                "login-refused/needs-answer", KeyRefusedError, "ssh campus", host="campus"
+            ) as caught:
                 slurm.own_jobs()
     assert WORDS in caught.value.why
     assert strict.read_text().count("not allowed because listed in DenyUsers") == 1
@@ -282,5 +284,8 @@ def test_login_of_an_account_that_is_gone_is_refused(
     tmp_path: Path, reach: Reach, setting: str
 ) -> None:
     """`down` waits for this answer. With a single try, sshd says that there were too many failures."""
-    with running_sshd(tmp_path / "sshd", setting) as sshd, refused("key-refused", KeyRefusedError):
+    with (
+        running_sshd(tmp_path / "sshd", setting) as sshd,
+        refused("login-refused/key", KeyRefusedError),
+    ):
         reach("node", sshd.config()).run(["true"])

@@ -120,7 +120,7 @@ def test_upload_rejects_a_partial_file_with_other_content(home, data):
         send(data, Cutting(2 * MIB))
     (partial,) = (home / "in to").rglob(".clusterctl-*")
     partial.write_bytes(b"x" * MIB)
-    with rejected("files-changed", TransferError, "data/large"):
+    with rejected("transfer-failed/changed", TransferError, "data/large"):
         send(data)
     send(data)
     assert content(home / "in to" / "data") == content(data)
@@ -131,7 +131,7 @@ def test_upload_of_a_file_that_changes_is_files_changed(home, data):
     (data / "large").write_bytes(b"shorter now")
     with (data / "sub" / "run.sh").open("a") as file:  # its beginning is what it was
         file.write("more\n")
-    with rejected("files-changed", TransferError, "data/large", "1 more"):
+    with rejected("transfer-failed/changed", TransferError, "data/large", "1 more"):
         Upload(LocalTransport()).into(items, "in to")
     assert not (home / "in to" / "data" / "sub" / "run.sh").exists()
 
@@ -175,7 +175,7 @@ def test_job_has_no_part_of_a_file_that_is_rewritten(home, tmp_path, change):
     items, _ = list_items([data.parent])
     hashes = hash_items([item for item in items if item.kind is ItemKind.FILE])
     data.write_bytes(b"b" * (100 if change == "rewritten" else 10))
-    with rejected("files-changed", TransferError, "project/data"):
+    with rejected("transfer-failed/changed", TransferError, "project/data"):
         Upload(LocalTransport()).new_folder(items, hashes, "jobs/x", store=STORE, ours={})
     assert not (home / "jobs" / "x").exists()
 
@@ -233,7 +233,7 @@ def test_upload_names_a_folder_in_the_place_of_a_file(home, data):
 def test_list_items_refuses_two_paths_with_the_same_name(tmp_path):
     for name in "ab":
         (tmp_path / name / "x").mkdir(parents=True)
-    with rejected("name-twice", UsageError):
+    with rejected("option-invalid/name-twice", UsageError):
         list_items([tmp_path / "a" / "x", tmp_path / "b" / "x"])
 
 
@@ -317,7 +317,7 @@ def test_make_folder_of_a_changing_file_leaves_no_folder(home, data, size):
     items = [Item.of("large", data / "large", (data / "large").lstat())]
     hashes = hash_items(items)
     (data / "large").write_bytes(bytes(size))
-    with rejected("files-changed", TransferError):
+    with rejected("transfer-failed/changed", TransferError):
         Upload(LocalTransport()).new_folder(items, hashes, "jobs/one", store=STORE, ours={})
     assert not (home / "jobs").exists()
     assert stored(home) == []
@@ -334,7 +334,7 @@ def test_send_to_program_that_is_killed_does_not_blame_the_disk(
     (tmp_path / "bin/python3").write_text(f"#!/bin/sh\nhead -c 1000 >/dev/null\n{end}\n")
     (tmp_path / "bin/python3").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    with rejected("program-killed", TransferError) as caught:
+    with rejected("transfer-failed/killed", TransferError) as caught:
         make(data)
     assert "disk space" not in caught.value.fix
 
@@ -348,7 +348,7 @@ def test_damaged_file_of_the_store_is_replaced(home, data):
         path.write_bytes(b"#" * before.st_size if before.st_size < MIB else b"")
         path.chmod(before.st_mode)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing but the content tells
-    with rejected("files-unwritable", TransferError) as caught:
+    with rejected("file-unwritable/here", TransferError) as caught:
         make(data, "jobs/two")
     # The truncated large file is sent again at once; the empty file is unchanged.
     assert f"{len(stored_before) - 2}" in caught.value.why
@@ -403,7 +403,7 @@ def test_lock_that_a_job_holds_is_named(home, data):
     lock = home / STORE / "lock"
     with lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with rejected("files-unwritable", TransferError) as caught:
+        with rejected("file-unwritable/here", TransferError) as caught:
             make(data, "jobs/two", transport=Hasty())
         assert repr(str(lock)) in caught.value.why
         lock.unlink()  # as the fix says
@@ -632,7 +632,7 @@ def test_to_store_keeps_single_files(home, data):
     at = Upload(LocalTransport()).to_store(files, store=STORE)
     assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
     assert at[data / "link"] == at[data / "sub" / "run.sh"]
-    with rejected("files-unreadable", UsageError):
+    with rejected("file-unreadable/remote", UsageError):
         Upload(LocalTransport()).to_store([data / "sub"], store=STORE)
 
 
@@ -735,7 +735,7 @@ class Noisy(LocalTransport):
 
 
 def test_login_shell_with_a_greeting_is_answer_garbled(home, data):
-    with rejected("answer-garbled", TransportError) as caught:
+    with rejected("internal/answer", TransportError) as caught:
         send(data, Noisy())
     assert caught.value.why == "Welcome!"
 
@@ -770,7 +770,7 @@ class Answering(LocalTransport):
     ],
 )
 def test_malformed_answer_is_answer_garbled(home, data, answer):
-    with rejected("answer-garbled", TransportError):
+    with rejected("internal/answer", TransportError):
         Upload(Answering(answer)).to_store([data / "large"], store=STORE)
 
 

@@ -66,7 +66,7 @@ def test_run_passes_the_environment_unchanged(node):
 
 
 def test_run_refuses_nul_in_arguments(node):
-    with refused("null-byte", TransportError):
+    with refused("option-invalid/null-byte", TransportError):
         node.run(["echo", "a\0b"])
 
 
@@ -97,7 +97,7 @@ def test_run_command_that_ignores_its_stdin_succeeds(node):
 
 def test_run_limits_the_size_of_output(sshd, me, reach):
     transport = reach("node", sshd.config(), user=me, max_output=1000)
-    with contextlib.closing(transport), refused("connection-failed", TransportError, "1000"):
+    with contextlib.closing(transport), refused("unreachable/connection", TransportError, "1000"):
         transport.run(["yes"])
 
 
@@ -108,7 +108,7 @@ def test_run_timeout_keeps_the_connection(node):
 
 
 def test_run_killed_command_is_no_lost_connection(node):
-    with refused("command-failed", CommandError):
+    with refused("tool-failed/command", CommandError):
         node.run(["sh", "-c", "kill -KILL $$"])
     assert node.run(["sh", "-c", "kill -KILL $$"], check=False).rc == -1
 
@@ -181,7 +181,7 @@ def test_close_ends_the_wait_of_another_thread(node, tmp_path):
 def test_ssh_without_a_user_logs_in_as_the_user_of_the_ssh_config(sshd, reach):
     """sshd does not know the user of the config; the other tests give their own."""
     transport = reach("node", sshd.config())
-    with refused("key-refused", KeyRefusedError):
+    with refused("login-refused/key", KeyRefusedError):
         transport.run(["true"])
 
 
@@ -268,5 +268,5 @@ def test_invalid_ssh_config_is_an_error(tmp_path: Path, text, reach):
     config = tmp_path / "ssh_config"
     if text is not None:
         config.write_text(text)
-    with refused("ssh-config-incomplete", TransportError):
+    with refused("record-damaged/ssh-config", TransportError):
         reach("node", config).run(["true"])

@@ -19,7 +19,7 @@ from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import ROOM, Workspace, write_atomic
 from clusterctl.util.disk import disk_error, write_error_fix
 from tests.support.disks import FAULTS, SmallDisk, small_disk
-from tests.support.messages import codes, refused, shows
+from tests.support.messages import codes, condition, refused, shows
 from tests.support.verbs import Clusterctl
 
 ROOT = str(Path(__file__).resolve().parents[3])
@@ -50,11 +50,11 @@ def test_create_and_write_on_a_full_disk_are_disk_errors(
 ) -> None:
     workspace.spec.write_text("version: 1")
     disk.suffer(fault)
-    with refused("disk", DiskError) as caught:
+    with refused("disk-full/state", DiskError) as caught:
         workspace.create()
     assert caught.value.where == str(workspace.root)
     assert FAULTS[fault] in caught.value.why
-    with refused("disk", DiskError) as caught:
+    with refused("disk-full/state", DiskError) as caught:
         write_atomic(workspace.inventory, "{}")
     assert caught.value.where == str(workspace.inventory)
     assert FAULTS[fault] in caught.value.why
@@ -62,7 +62,7 @@ def test_create_and_write_on_a_full_disk_are_disk_errors(
 
 def test_begun_without_room_is_refused_at_the_start(disk: SmallDisk, workspace: Workspace) -> None:
     disk.fill(but=ROOM // 2)
-    with refused("disk", DiskError), workspace.begun():
+    with refused("disk-full/state", DiskError), workspace.begun():
         pytest.fail("it would fail half-way")
 
 
@@ -140,7 +140,7 @@ def test_lock_of_a_cluster_works_on_a_full_disk(
 def test_lock_of_a_new_cluster_on_a_full_disk_is_a_disk_error(disk: SmallDisk, fault: str) -> None:
     disk.suffer(fault)
     new = Workspace(disk.path / "new")
-    with refused("disk", DiskError), new.lock("up", wait_s=0, waiting=silent):
+    with refused("disk-full/state", DiskError), new.lock("up", wait_s=0, waiting=silent):
         pass
 
 
@@ -151,7 +151,7 @@ def test_ledger_add_on_a_full_disk_writes_a_whole_line_or_none(
     ledger = Ledger(workspace.jobs)
     written = []
     disk.fill(but=8192)
-    with refused("disk", DiskError):
+    with refused("disk-full/state", DiskError):
         for number in range(1000):
             ledger.add(entry(number))
             written.append(entry(number))
@@ -212,7 +212,7 @@ def test_up_on_a_full_disk_is_a_disk_error_and_list_works(
     disk.suffer(fault)
     failed = on_full_disk("-o", "json", "up", "-y", rc=1)
     (failure,) = failed.json["failures"]
-    assert failure["code"] == "disk"
+    assert condition(failure) == "disk"
     assert FAULTS[fault] in failure["cause"]
     on_full_disk("list")
     assert {path.name for path in disk.path.iterdir()} <= {".fill", ".local.lock"}

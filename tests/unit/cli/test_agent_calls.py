@@ -22,7 +22,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.runs.page import Chart, Report, Section, Series
 from clusterctl.util.confine import VARIABLE
 from tests.support.agents import OK, Place, PlayedProgram, failure
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 JOB = {"target": "train.py", "nodes": 1}
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
@@ -48,7 +48,7 @@ def calls(place: Place, played: PlayedProgram) -> Calls:
 
 
 def code(answer: CommandAnswer) -> str:
-    return answer.code
+    return condition(answer.body["failures"][0]) if answer.body["failures"] else answer.code
 
 
 # Limits.
@@ -60,7 +60,12 @@ def test_call_is_carried_out_and_its_job_counts(
     assert calls.call("submit", JOB).body["jobs"] == [{"job_id": "1"}]
     assert played.words == [["submit", "--nodes=1", "train.py"]]
     (call,) = calls.journal.calls().values()
-    assert (call.verb, call.arguments, call.code, [*call.jobs]) == ("submit", JOB, "ok", ["1"])
+    assert (call.verb, call.arguments, condition(call), [*call.jobs]) == (
+        "submit",
+        JOB,
+        "ok",
+        ["1"],
+    )
     assert call.node_hours == 1.0
 
 
@@ -111,7 +116,7 @@ def test_limits_that_can_not_be_read_allow_nothing(
     assert code(calls.call("submit", JOB)) == "not-a-limit"
     # It would stay on.
     place.limit(verbs_off=["up", "node_remove"])
-    assert code(calls.call("jobs", {})) == "unknown-name"
+    assert code(calls.call("jobs", {})) == "not-found/name"
     assert played.ran == []
 
 
@@ -126,7 +131,7 @@ def test_limits_that_can_not_be_read_allow_nothing(
 def test_other_commands_do_not_exist_for_agents(
     calls: Calls, place: Place, played: PlayedProgram, verb: str
 ) -> None:
-    assert code(calls.call(verb, {})) == "agent-verb-unknown"
+    assert code(calls.call(verb, {})) == "not-found/verb"
     assert played.ran == []
     assert len(json.dumps(place.journal())) < 4000
 
@@ -167,10 +172,10 @@ def test_wrong_arguments_run_nothing(
     calls: Calls, place: Place, played: PlayedProgram, verb: str, arguments: dict[str, Any]
 ) -> None:
     place.limit(verbs_off=[])
-    assert code(calls.call(verb, arguments)) == "agent-argument"
+    assert code(calls.call(verb, arguments)) == "option-invalid/argument"
     assert played.ran == []
     (begin, end) = place.journal()
-    assert (begin["event"], end["code"]) == ("begin", "agent-argument")
+    assert (begin["event"], end["code"]) == ("begin", "option-invalid")
     assert len(json.dumps(begin)) < 4000
 
 
@@ -253,7 +258,7 @@ def test_server_that_is_killed_leaves_a_call_that_counts(
     ("answer", "used"),
     [
         (failure("answer-lost", 1), 2.0),
-        (failure("bad-value", 2), 0.0),
+        (failure("option-invalid/value", 2), 0.0),
         (CommandAnswer({**failure("slurm-refused").body, "jobs": []}, 1), 0.0),
     ],
 )
@@ -266,7 +271,7 @@ def test_failed_submission_counts_unless_nothing_was_done(
         return answer
 
     played.instead = fail
-    assert code(calls.call("submit", JOB)) == answer.code
+    assert code(calls.call("submit", JOB)) == condition(answer)
     assert _used(calls) == used
 
 
@@ -274,7 +279,7 @@ def test_call_that_can_not_be_written_down_is_not_carried_out(
     calls: Calls, played: PlayedProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fill_disk(monkeypatch)
-    assert code(calls.call("submit", JOB)) == "disk"
+    assert code(calls.call("submit", JOB)) == "disk-full/state"
     assert played.ran == []
 
 
@@ -348,7 +353,7 @@ def test_long_answers_are_read_in_parts() -> None:
         found += head
         part = answers.more(tail.split("'")[1])
     assert found + part == compact(body)
-    with refused("agent-cursor"):
+    with refused("option-invalid/cursor"):
         answers.more("x")
 
 

@@ -156,7 +156,7 @@ def test_plan_that_destroys_needs_yes_without_a_terminal(plan: HostPlan, lost: s
     if not lost:
         agree(plan)
         return
-    with refused("needs-confirmation", UsageError, lost):
+    with refused("confirmation-needed", UsageError, lost):
         agree(plan)
 
 

@@ -33,7 +33,7 @@ from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import Result
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
-from tests.support.messages import refused, shows
+from tests.support.messages import condition, refused, shows
 from tests.support.scripted import ScriptedTransport, Step, without_sudo
 from tests.unit.cluster.specs import spec_of
 from tests.unit.cluster.test_impact import sinfo
@@ -136,7 +136,7 @@ def test_cloud_node_without_answer_raises(workspace: Workspace) -> None:
 
 def failure_of_two(driver: Driver, needs: Sequence[Finding] = ()) -> Failure:
     """Return the failure of the second node, which has this driver and should show a T4."""
-    with refused("gpus-missing", VerifyError, TWO, exit_code=1) as caught:
+    with refused("host-unfit/gpus", VerifyError, TWO, exit_code=1) as caught:
         reject_missing_gpus(spec(), INVENTORY, views(T4, driver), INVENTORY.names, needs=needs)
     (failure,) = caught.value.failures
     assert failure.host == TWO
@@ -174,10 +174,10 @@ def test_gpus_without_fabric_manager_are_a_failure() -> None:
     needs = [
         Finding(TWO, "warning", code, "NVSwitches are not set up", "it does not run", "install it")
     ]
-    with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
+    with refused("host-unfit/hardware", VerifyError, f"{TWO}") as caught:
         reject_missing_gpus(spec(), INVENTORY, views(T4, T4), INVENTORY.names, needs=needs)
     (failure,) = caught.value.failures
-    assert (failure.code, failure.host, failure.fix) == (code, TWO, "install it")
+    assert (failure.about, failure.host, failure.fix) == (code, TWO, "install it")
     reject_missing_gpus(spec(), INVENTORY, views(T4, T4), (ONE,), needs=needs)
 
 
@@ -212,10 +212,10 @@ def test_up_fails_if_the_fabric_manager_does_not_run(workspace: Workspace, runs:
         notes = verify(session, INVENTORY, views(T4, T4)).notes
         assert [note.partition(": ")[0] for note in notes if shows(note, "gpu-lost")] == [TWO]
     else:
-        with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
+        with refused("host-unfit/hardware", VerifyError, f"{TWO}") as caught:
             verify(session, INVENTORY, views(T4, T4))
-        assert [(failure.host, failure.code) for failure in caught.value.failures] == [
-            (TWO, "fabric-manager")
+        assert [(failure.host, condition(failure)) for failure in caught.value.failures] == [
+            (TWO, "host-unfit/fabric-manager")
         ]
 
 

@@ -40,7 +40,7 @@ from clusterctl.state.removal import BegunRemoval, begun_removal, record_machine
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import inventory_of
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.providers import BareProvider, use_provider
 from tests.support.scripted import ScriptedTransport, Step, use_hosts
 from tests.unit.cluster.specs import spec_of
@@ -83,7 +83,7 @@ def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
         "disk d-ctl in us-central1-a (0.0125 USD an hour)",
         "firewall rule d-a1b2c3-ssh",
     ]
-    assert {failure.code for failure in caught.value.failures} == {"leftovers"}
+    assert {condition(failure) for failure in caught.value.failures} == {"leftovers"}
 
 
 def cluster_with_runs(tmp_path: Path) -> Workspace:
@@ -118,7 +118,7 @@ def test_discard_runs_names_runs_by_job_id(
 @pytest.mark.parametrize("job_id", ["4", "2_1", "", "x", "--all"])
 def test_discard_runs_with_an_unknown_job_is_refused(tmp_path: Path, job_id: str) -> None:
     workspace = cluster_with_runs(tmp_path)
-    with refused("unknown-run", UsageError):
+    with refused("not-found/run", UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", job_id]))
     assert not workspace.journal.exists()
 
@@ -205,7 +205,7 @@ def test_next_down_continues_without_asking_about_discarded_runs(
         examine_cluster(spec_of(), workspace, cloud)
     with pytest.raises(NotUpError) as caught:
         status_of(workspace)
-    assert examined.value.code == caught.value.code == "leaving"
+    assert condition(examined.value) == condition(caught.value) == "not-up/leaving"
     assert "d-ctl" in caught.value.why.partition(";")[0]
     assert "d-train-1" in caught.value.why.partition(";")[2]
     assert "`clusterctl up`" in caught.value.fix
@@ -316,7 +316,7 @@ def test_dry_run_of_a_down_that_would_stop_fails_in_the_same_way(
 
 def test_down_of_an_unknown_cluster_leaves_no_lock_file(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
-    with refused("unknown-cluster", NotUpError):
+    with refused("not-found/cluster", NotUpError):
         down.down(PhaseRunner(workspace=workspace), DownOptions())
     assert list(tmp_path.iterdir()) == []
 
@@ -361,7 +361,7 @@ def test_up_is_no_remedy_for_a_machine_of_an_owner_that_is_off(
         raise UnreachableError("no answer", fix="check that the machine is on")
 
     monkeypatch.setattr(down, "applied_spec", silent)
-    with refused("runs-not-collected", CollectError) as caught:
+    with refused("would-lose/runs", CollectError) as caught:
         down.collect_runs(PhaseRunner(workspace=workspace), DownOptions(), ())
     assert ("that the machine is on" in caught.value.fix) is is_own
     assert ("clusterctl up" in caught.value.fix) is not is_own

@@ -163,7 +163,7 @@ def test_removed_package_is_reinstalled_or_its_node_recreated(
             (name, host.calls[1].argv[-1]) for name, host in hosts.items() if not host.left
         ] == [("d-2", "rm -f /opt/clusterctl/installed-*")]
         return
-    with refused("packages-missing", ConfigureError, "d-2") as raised:
+    with refused("host-unfit/packages", ConfigureError, "d-2") as raised:
         up.probe(session, inventory)
     (failure,) = raised.value.failures
     assert failure.host == "d-2"

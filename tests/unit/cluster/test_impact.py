@@ -121,14 +121,14 @@ def look(
 
 def causes(wanted: ClusterSpec, was: Inventory, *steps: Step, hosts: Any = (LEAVES,)) -> list[str]:
     """Return a text for each job for which the change is refused."""
-    with rejected("jobs-would-end", UsageError) as caught:
+    with rejected("would-lose/jobs", UsageError) as caught:
         look(wanted, was, *steps, hosts=hosts)
     return caught.value.why.split("; ")
 
 
 def test_jobs_of_a_leaving_node_refuse_the_change() -> None:
     commands = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
-    with rejected("jobs-would-end", UsageError) as caught:
+    with rejected("would-lose/jobs", UsageError) as caught:
         look(spec(train(1)), before(ONE, TWO), *commands)
     assert caught.value.why == f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"
     assert f"clusterctl node drain {TWO} " in caught.value.fix
@@ -138,7 +138,7 @@ def test_without_slurm_the_user_waits_instead_of_draining() -> None:
     with asked_in_order(sinfo(ONE, TWO), squeue((7, "train", TWO))) as scheduler:
         scheduler.drains_nodes = False  # as MpirunClient
         cluster = cluster_of(spec(train(1)), before(ONE, TWO), scheduler, alive=True)
-        with rejected("jobs-would-end", UsageError) as caught:
+        with rejected("would-lose/jobs", UsageError) as caught:
             reject_jobs(cluster, HostPlan((LEAVES,)))
     assert "clusterctl wait 7" in caught.value.fix
     assert "node drain" not in caught.value.fix
@@ -167,7 +167,7 @@ def test_node_with_a_job_is_not_resized() -> None:
 def test_user_is_told_how_nodes_keep_their_shares_of_this_machine(
     sizes: dict[str, Any], is_told: bool
 ) -> None:
-    with rejected("jobs-would-end", UsageError) as caught:
+    with rejected("would-lose/jobs", UsageError) as caught:
         commands = sinfo(ONE), squeue((7, "train", ONE))
         look(spec(train(2, **sizes)), before(ONE), *commands, hosts=(GROWS,))
     assert ("`cpus` and `memory` of train" in caught.value.fix) is is_told
@@ -216,7 +216,7 @@ def test_change_that_ends_no_jobs_does_not_ask_slurm(hosts: tuple[HostChange, ..
 
 def test_leaving_node_with_job_is_resumed() -> None:
     commands = sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO), (8, "train", ONE)), RESUME
-    with rejected("jobs-would-end", UsageError):
+    with rejected("would-lose/jobs", UsageError):
         look(spec(train(1)), before(ONE, TWO), *commands, drain=True)
 
 
@@ -229,7 +229,7 @@ def test_nodes_are_free_before_files_are_looked_for() -> None:
     """A job that runs there may still write files."""
     with asked_in_order(sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO)), RESUME) as slurm:
         cluster = cluster_of(spec(train(1)), before(ONE, TWO), slurm, alive=True)
-        with rejected("jobs-would-end", UsageError):
+        with rejected("would-lose/jobs", UsageError):
             free_changed_hosts(cluster, HostPlan((LEAVES,)))
 
 
@@ -301,7 +301,7 @@ def test_waiting_job_that_had_too_few_nodes_before_keeps_none_in_the_cluster() -
 @pytest.mark.parametrize("error", [SlurmError("slurmctld is away"), UnreachableError("no answer")])
 def test_silent_controller_means_unknown_jobs_if_nodes_live(error: ClusterctlError) -> None:
     away = Step(("sinfo", "..."), error=error)
-    with rejected("jobs-unknown", UsageError):
+    with rejected("would-lose/jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), away)
 
 
@@ -313,14 +313,14 @@ def test_silent_controller_of_hosts_that_are_off_has_no_jobs() -> None:
 @pytest.mark.parametrize("error", [SlurmError("away"), UnreachableError("no")])
 def test_nodes_are_resumed_if_jobs_are_unknown(error: ClusterctlError) -> None:
     commands = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
-    with rejected("jobs-unknown", UsageError):
+    with rejected("would-lose/jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), *commands, drain=True)
 
 
 def test_nodes_are_resumed_if_waiting_jobs_are_unknown_or_the_user_interrupts() -> None:
     asked = sinfo(ONE, TWO), DRAIN, squeue((7, "train", ""))
     away = replace(required(), error=SlurmError("away"))
-    with rejected("jobs-unknown", UsageError):
+    with rejected("would-lose/jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), *asked, away, RESUME, drain=True)
     interrupted = Step(("squeue", "..."), error=KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -337,7 +337,7 @@ def test_nodes_are_resumed_if_waiting_jobs_are_unknown_or_the_user_interrupts() 
 
 def test_node_that_slurm_does_not_drain_is_not_removed() -> None:
     refused = Step(DRAIN.argv, stderr="slurm_update error", rc=1)
-    with rejected("jobs-unknown", UsageError):
+    with rejected("would-lose/jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), sinfo(ONE, TWO), refused, RESUME, drain=True)
 
 
@@ -345,6 +345,6 @@ def test_uid_of_another_user_is_refused() -> None:
     accounts = "root:x:0:0:root:/root:/bin/sh\nada:x:2001:2001::/shared/home/ada:/bin/bash\n"
     reject_taken_uids(spec(train(1), ada=2001, bob=2002), accounts)
     reject_taken_uids(spec(train(1), ada=2003), accounts)
-    with rejected("uid-taken", UsageError, "2001") as caught:
+    with rejected("host-unfit/uid-taken", UsageError, "2001") as caught:
         reject_taken_uids(spec(train(1), bob=2001), accounts)
     assert "2001" in caught.value.why

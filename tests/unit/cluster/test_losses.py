@@ -40,6 +40,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.support.providers import BareProvider, use_provider
 from tests.support.scripted import (
@@ -218,8 +219,8 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
         "/shared/home/ada/models: 3 GiB in 2 files of ada, 2h old",
         "/scratch/shards on d-train-1: 5 B in 1 file of bob, 3d old",
     ]
-    assert [(failure.code, failure.phase) for failure in caught.value.failures] == [
-        ("only-copy", "look")
+    assert [(condition(failure), failure.phase) for failure in caught.value.failures] == [
+        ("would-lose/files", "look")
     ] * 4
     for answer in (
         "`clusterctl cancel ID`",
@@ -268,7 +269,7 @@ def test_check_stops_if_a_host_or_record_is_unknown(stage: Stage, dead: str) -> 
         stage.workspace.inventory.write_text("torn")
     else:
         stage.workspace.inventory.unlink()
-    with rejected("only-copy", OnlyCopyError) as caught:
+    with rejected("would-lose/files", OnlyCopyError) as caught:
         stage.look()
     assert "clusterctl up" in caught.value.fix
     assert stage.look(discard=True).unknown
@@ -404,15 +405,15 @@ def test_check_of_onprem_machines_stops_only_for_jobs(stage: Stage) -> None:
     """If the controller is off, jobs may run on the nodes. `down` has asked once it has begun."""
     stage.record(inventory("onprem"))
     stage.jobs = [job(7, JobState.RUNNING)]
-    with rejected("only-copy", OnlyCopyError):
+    with rejected("would-lose/files", OnlyCopyError):
         stage.look()
     stage.jobs = None
     stage.workspace.access_config.touch()
-    with rejected("only-copy", OnlyCopyError) as caught:
+    with rejected("would-lose/files", OnlyCopyError) as caught:
         stage.look()
     assert "clusterctl up" not in caught.value.fix
     note_removal(stage.workspace, stage.look(discard=True))
-    with rejected("only-copy", OnlyCopyError):
+    with rejected("would-lose/files", OnlyCopyError):
         stage.look()
     record_machines(stage.workspace, changed=["d-train-1"])
     assert not stage.look()
@@ -460,7 +461,7 @@ def test_disk_that_is_deleted_while_its_host_stays_needs_discard(stage: Stage) -
     """The user may have mounted the disk anywhere, or not at all, so its files can't be listed."""
     plan = HostPlan((change("d-ctl", "change", deleted_disks=("d-ctl-data",)),))
     leaving = LeavingHosts(inventory("gcp"), plan)
-    with rejected("only-copy", OnlyCopyError, "d-ctl-data"):
+    with rejected("would-lose/files", OnlyCopyError, "d-ctl-data"):
         check_leaving_hosts(context(stage), leaving, Slurm([]))
     lost = check_leaving_hosts(context(stage), leaving, Slurm([]), discard=True).value
     assert len(lost.disks) == 1
@@ -476,7 +477,7 @@ def test_node_with_only_copies_is_resumed_unless_they_are_discarded(stage: Stage
     plan = HostPlan((change("d-train-1", "replace"),))
     free_changed_hosts(session, plan)
     stage.files = (SCRATCH,)
-    with rejected("only-copy", OnlyCopyError):
+    with rejected("would-lose/files", OnlyCopyError):
         free_changed_hosts(session, plan)
     assert slurm.resumed == [("d-train-1",)]
     free_changed_hosts(session, plan, discard=True)
@@ -490,7 +491,7 @@ def test_dry_run_of_up_stops_for_what_up_would_lose(stage: Stage) -> None:
     stage.files = (SCRATCH,)
     session = with_nodes(stage, Slurm([]))
     plan = Plan(HostPlan((change("d-train-1", "replace"),)))
-    with rejected("only-copy", OnlyCopyError) as caught:
+    with rejected("would-lose/files", OnlyCopyError) as caught:
         reject_up(session, plan, UpOptions())
     assert "/scratch/shards on d-train-1" in caught.value.why
     reject_up(session, plan, UpOptions(discard=True))
@@ -514,7 +515,7 @@ def test_own_machine_leaves_only_after_its_runs_are_collected(
     if not stops:
         assert not check_leaving_hosts(session, LeavingHosts(before, plan), slurm).value
         return
-    with rejected("only-copy", OnlyCopyError) as caught:
+    with rejected("would-lose/files", OnlyCopyError) as caught:
         check_leaving_hosts(session, LeavingHosts(before, plan), slurm)
     assert "d-train-2" in caught.value.why
     with pytest.raises(OnlyCopyError):

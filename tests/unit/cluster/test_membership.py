@@ -113,17 +113,17 @@ def test_limit_spec_before_the_first_up_keeps_the_named_nodes(
 ) -> None:
     wanted = spec(train="gpu[1-2]", big="gpu[3-4]")
     assert nodes(limit_spec(wanted, make_workspace(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
-    with rejected("controller-first", UsageError):
+    with rejected("not-ready/controller", UsageError):
         limit_spec(wanted, make_workspace(), ["gpu2"])
 
 
 def test_limit_spec_refuses_unknown_and_created_hosts(make_workspace: MakeWorkspace) -> None:
-    with rejected("unknown-name", UsageError, "gpu9") as refused:
+    with rejected("not-found/name", UsageError, "gpu9") as refused:
         limit_spec(spec(train="gpu1"), make_workspace(), ["gpu9"])
     assert refused.value.where == "--limit"
-    with rejected("not-own-machines", UsageError):
+    with rejected("unsupported/nodes", UsageError):
         limit_spec(spec_of(name="own"), make_workspace(), ["own-train-1"])
-    with rejected("not-own-machines", UsageError):
+    with rejected("unsupported/nodes", UsageError):
         spec_without(spec_of(name="own"), ["own-train-1"])
 
 
@@ -131,9 +131,9 @@ def test_spec_without_nodes_keeps_the_others(make_workspace: MakeWorkspace) -> N
     assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {
         "train": ("gpu2",)
     }
-    with rejected("no-node-left", UsageError):
+    with rejected("unsupported/last-node", UsageError):
         spec_without(spec(train="gpu1"), ["gpu1"])
-    with rejected("controller-not-removable", UsageError):
+    with rejected("unsupported/controller-removal", UsageError):
         spec_without(spec(train="gpu1"), ["ctl"])
 
 
@@ -186,9 +186,9 @@ def test_replacement_repeated_is_recorded_once(workspace: Workspace) -> None:
 def test_forget_machines_removes_pending_releases(workspace: Workspace) -> None:
     with replacing(workspace, ["gpu1"]):
         pass
-    with rejected("unknown-name", UsageError, "gpu9"):
+    with rejected("not-found/name", UsageError, "gpu9"):
         forget_machines(workspace, ["gpu9"])
-    with rejected("unknown-name", UsageError, "gpu2"):
+    with rejected("not-found/name", UsageError, "gpu2"):
         check_pending_release(workspace, ["gpu2"])
     forget_machines(workspace, ["gpu1"])
     assert pending_releases(workspace) == ()
@@ -223,5 +223,5 @@ def test_forget_removes_release_but_not_host_of_same_name(
 
 def test_host_ranges_are_expanded_to_names() -> None:
     assert expand_hosts(["gpu[1-2],ctl", "gpu1"]) == ("gpu1", "gpu2", "ctl")
-    with rejected("bad-hostlist", UsageError):
+    with rejected("option-invalid/hostlist", UsageError):
         expand_hosts(["gpu[1-"])

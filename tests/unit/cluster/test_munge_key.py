@@ -66,6 +66,6 @@ def test_up_keeps_a_damaged_munge_key_that_no_host_can_replace(
     workspace.munge_key.write_bytes(b"")
     workspace.inventory.write_text(inventory_with("n1", "n2").text)
     up.restore_munge_key(cluster_of(workspace, {"n1": None, "n2": KEY[:100]}))
-    with refused("munge-key-damaged", MachineError, str(workspace.munge_key)):
+    with refused("record-damaged/munge-key", MachineError, str(workspace.munge_key)):
         workspace.create_secrets()
     assert workspace.munge_key.read_bytes() == b""

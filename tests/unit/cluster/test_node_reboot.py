@@ -62,7 +62,7 @@ def test_reboot_names_hosts_that_stay_away_with_the_cause() -> None:
         "b": Machine(away=10**6),
         "c": Machine(boots=False),
     }
-    with rejected("nodes-did-not-come-back", TransportError) as caught:
+    with rejected("unreachable/rebooted-node", TransportError) as caught:
         nodes.reboot(hosts, timeout_s=0)
     causes = {failure.host: failure.cause for failure in caught.value.failures}
     assert causes.keys() == {"b", "c"}
@@ -72,7 +72,7 @@ def test_reboot_names_hosts_that_stay_away_with_the_cause() -> None:
 def test_host_without_answer_does_not_stop_other_reboots() -> None:
     hosts: dict[str, Any] = {"a": Machine(), "b": Machine(), "c": Machine()}
     hosts["a"].down = 10**6
-    with rejected("nodes-did-not-come-back", TransportError) as caught:
+    with rejected("unreachable/rebooted-node", TransportError) as caught:
         nodes.reboot(hosts, timeout_s=60)
     (failure,) = caught.value.failures
     assert failure.cause.endswith(": connection refused")
@@ -82,9 +82,9 @@ def test_host_without_answer_does_not_stop_other_reboots() -> None:
 @pytest.mark.parametrize(
     ("made", "code"),
     [
-        ({"provider": "local"}, "node-without-kernel"),
-        ({"address": "127.0.0.1"}, "node-is-this-machine"),
-        ({"ssh_address": "localhost"}, "node-is-this-machine"),
+        ({"provider": "local"}, "unsupported/reboot"),
+        ({"address": "127.0.0.1"}, "unsupported/reboot-of-this-machine"),
+        ({"ssh_address": "localhost"}, "unsupported/reboot-of-this-machine"),
     ],
 )
 def test_nodes_that_can_not_be_drained_are_not_rebooted(made: dict[str, str], code: str) -> None:
@@ -103,7 +103,7 @@ def test_reboot_without_slurm_is_refused(reboot: Reboot) -> None:
     reboot.slurm = MpirunClient(
         cluster(), "ada", ScriptedTransport([]), lambda _: ScriptedTransport([])
     )
-    with rejected("needs-slurm", UsageError):
+    with rejected("unsupported/slurm", UsageError):
         reboot()
 
 
@@ -213,6 +213,6 @@ def test_nodes_are_resumed_by_up_under_the_same_lock(
 
 def test_reboot_of_a_manually_resumed_node_is_refused(reboot: Reboot) -> None:
     reboot.slurm.resumes = True
-    with rejected("node-resumed-meanwhile", SchedulerError):
+    with rejected("in-use/node", SchedulerError):
         reboot()
     assert [machine.boot for machine in reboot.machines.values()] == [1, 1, 1]

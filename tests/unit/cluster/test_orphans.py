@@ -14,7 +14,7 @@ from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.util.progress import SILENT, Reporter
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.providers import BareProvider, use_provider
 
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
@@ -82,13 +82,13 @@ def remove(
 def test_orphans_remove_lists_cost_and_needs_confirmation(
     cloud: Cloud, settings_used: list[ProviderSettings], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with refused("needs-confirmation", UsageError, "a1b2c3"):
+    with refused("confirmation-needed", UsageError, "a1b2c3"):
         remove(yes=False)
     listed = capfd.readouterr().err
     assert f"a1b2c3, {ORIGIN}, 0.0125 USD" in listed
     assert "\n  disk d-ctl" in listed
     assert "ffffff" not in listed
-    with refused("only-copy", OnlyCopyError):
+    with refused("would-lose/files", OnlyCopyError):
         remove(yes=True, discard=False)
     assert cloud.destroyed == []
     remove(yes=True)
@@ -110,7 +110,7 @@ def test_storage_left_by_a_removed_orphan_is_listed(
 
 
 def test_orphans_list_with_project_needs_another_option(cloud: Cloud) -> None:
-    with refused("option-needs-option", UsageError):
+    with refused("option-invalid/option-missing", UsageError):
         cli_down.orphans_list(Screen(json=False, color=False), project="my-project")
     assert cloud.destroyed == []
 
@@ -130,7 +130,7 @@ def test_orphan_on_own_machines_is_kept_without_discard_and_its_jobs_are_named(
     spec.write_text(MACHINES)
     cloud.running = ("n1: slurmctld runs", "n1: job 7 (train) of hpc is RUNNING")
     screen = Screen(json=False, color=False, file=spec)
-    with refused("orphan-in-use", OnlyCopyError, "a1b2c3", *cloud.running):
+    with refused("in-use/orphan", OnlyCopyError, "a1b2c3", *cloud.running):
         cli_down.orphans_remove(screen, yes=True)
     assert cloud.destroyed == []
     cli_down.orphans_remove(screen, yes=True, discard=True)
@@ -144,9 +144,9 @@ def test_host_that_cannot_be_searched_is_an_error(
     cloud.clusters.clear()
     screen = Screen(json=False, color=False)
     for verb in (cli_down.orphans_list, cli_down.orphans_remove):
-        with refused("hosts-not-searched", ProvisionError, "n3") as caught:
+        with refused("would-lose/hosts-not-searched", ProvisionError, "n3") as caught:
             verb(screen, "d", "my-project")
-        assert [failure.code for failure in caught.value.failures] == ["host-key"]
+        assert [condition(failure) for failure in caught.value.failures] == ["host-key"]
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "that could be searched" in shown.err

@@ -23,6 +23,7 @@ from clusterctl.spec.software import SlurmSource
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.inventories import host_of, inventory_of
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.unit.cluster.specs import spec_of
 
@@ -110,7 +111,7 @@ def test_plan_refuses_another_provider(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.inventory.write_text(inventory_of(provider="gcp").text)
-    with rejected("up-with-other-provider", UsageError):
+    with rejected("exists/cluster", UsageError):
         look(workspace, Stub())
 
 
@@ -132,7 +133,7 @@ def test_slurm_with_known_vulnerabilities_gives_a_note(
     spec = spec_of({"name": "train", "hosts": "a"}, provider=provider, **settings)
     for cluster, expected in ((spec, found), (SPEC, [])):  # local nodes can't have another Slurm
         plan = look(Workspace(tmp_path / "d"), Stub(distribution=distribution), cluster)
-        assert [note.code for note in plan.notes if isinstance(note, Notice)] == expected
+        assert [condition(note) for note in plan.notes if isinstance(note, Notice)] == expected
 
 
 def test_vulnerabilities_are_those_of_the_table_in_the_manual() -> None:
@@ -155,7 +156,7 @@ def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
     changed = SPEC.software.model_copy(
         update={"slurm": SlurmSource.model_validate({"from": "openhpc"})}
     )
-    with rejected("up-with-other-provider", UsageError, "software.slurm"):
+    with rejected("exists/cluster", UsageError, "software.slurm"):
         look(workspace, Stub(), SPEC.model_copy(update={"software": changed}))
 
 
@@ -163,7 +164,7 @@ def test_cluster_that_is_up_keeps_its_scheduler(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.inventory.write_text(inventory_of().text)
-    with rejected("up-with-other-provider", UsageError, "scheduler"):
+    with rejected("exists/cluster", UsageError, "scheduler"):
         look(workspace, Stub(), SPEC.model_copy(update={"scheduler": "none"}))
 
 
@@ -175,7 +176,7 @@ def test_cluster_that_is_up_keeps_its_storage(tmp_path: Path) -> None:
     named = SPEC.model_copy(update={"storage": storage})
     for applied, wanted in ((SPEC, named), (named, SPEC)):
         workspace.spec.write_text(dump_spec(applied))
-        with rejected("up-with-other-provider", UsageError, "storage.name"):
+        with rejected("exists/cluster", UsageError, "storage.name"):
             look(workspace, Stub(), wanted)
 
 
@@ -195,7 +196,7 @@ def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> Non
         "software.slurm.from",
         "software.slurm.key",
     }
-    with rejected("up-with-other-provider", UsageError, "software.slurm"):
+    with rejected("exists/cluster", UsageError, "software.slurm"):
         look(workspace, Stub(), SPEC)
 
 

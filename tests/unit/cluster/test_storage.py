@@ -55,12 +55,12 @@ def test_storage_of_a_spec_is_that_of_its_name() -> None:
 def test_storage_with_files_of_other_users_is_refused(
     users: list[tuple[str, int]], whose: tuple[str, ...]
 ) -> None:
-    with refused("storage-users-differ", UsageError, *whose):
+    with refused("option-invalid/storage-users", UsageError, *whose):
         storage_of(spec(*users), [replace(DISK, homes={"ada": 1001, "bob": 1002})])
 
 
 def test_several_storages_of_a_name_are_refused() -> None:
-    with refused("storage-name-ambiguous", UsageError):
+    with refused("ambiguous/storage", UsageError):
         storage_of(spec(), [DISK, DISK])
 
 
@@ -68,9 +68,9 @@ def test_storage_in_use_is_refused_except_for_its_user() -> None:
     used = replace(DISK, users={("d-ctl", "aaaaaa"), ("d-train-9", "aaaaaa")})
     used.reject_use("aaaaaa")
     DISK.reject_use()
-    with refused("storage-in-use", UsageError, "d-ctl"):
+    with refused("in-use/storage", UsageError, "d-ctl"):
         used.reject_use("bbbbbb")
-    with refused("storage-in-use", UsageError, "d-ctl"):
+    with refused("in-use/storage", UsageError, "d-ctl"):
         used.reject_use(None)
 
 
@@ -131,10 +131,10 @@ def test_storage_remove_needs_discard_and_confirmation(
     home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Storage without a cluster can't be searched for files."""
-    with refused("only-copy", OnlyCopyError, DISK.what) as caught:
+    with refused("would-lose/files", OnlyCopyError, DISK.what) as caught:
         remove(yes=True)
     assert all(word in caught.value.fix for word in ("collect --all", "--discard"))
-    with refused("needs-confirmation", UsageError):
+    with refused("confirmation-needed", UsageError):
         remove(discard=True)
     assert stub.did == []
     cli_storage.storage_list(Screen(json=False, color=False))
@@ -143,7 +143,7 @@ def test_storage_remove_needs_discard_and_confirmation(
     assert stub.did == [f"remove {DISK.id}"]
     (row,) = read_rows(home / DISCARDED)
     assert row["discarded"][0].startswith(str(DISK))
-    with refused("unknown-storage", NotUpError, "'data'"):
+    with refused("not-found/storage", NotUpError, "'data'"):
         remove(yes=True, discard=True)
 
 
@@ -153,7 +153,7 @@ def test_storage_that_was_not_created_from_here_is_removed_by_discard(
     """As from another laptop. What is known of its owner is said before."""
     del home
     stub.found = [replace(DISK, is_from_here=False, homes={"bob": 3001})]
-    with refused("only-copy", OnlyCopyError, "bob"):
+    with refused("would-lose/files", OnlyCopyError, "bob"):
         remove(yes=True)
     remove(yes=True, discard=True)
     assert stub.did == [f"remove {DISK.id}"]
@@ -162,6 +162,6 @@ def test_storage_that_was_not_created_from_here_is_removed_by_discard(
 def test_storage_remove_refuses_storage_in_use(home: Path, stub: Stub) -> None:
     del home
     stub.found = [replace(DISK, users={("d-ctl", "aaaaaa")})]
-    with refused("storage-in-use"):
+    with refused("in-use/storage"):
         remove(yes=True, discard=True)
     assert stub.did == []

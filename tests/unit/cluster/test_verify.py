@@ -39,6 +39,7 @@ from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step, listed_nodes, queued
 from tests.unit.hosts.test_doctor import WELL
@@ -247,7 +248,7 @@ def test_verify_slurmctld_that_ends_at_each_start_is_named_with_its_words(
 ) -> None:
     log = f"[2026-11-27T21:40:00.001] error: x\n{FATAL}older\n{FATAL}{fatal}\n"
     controller = away_controller("ActiveState=activating\nNRestarts=7\n", log)
-    with rejected("slurmctld-ended", VerifyError) as caught:
+    with rejected("not-ready/slurmctld", VerifyError) as caught:
         wait(controller)
     (failure,) = caught.value.failures
     assert (failure.host, failure.cause) == ("d-ctl", fatal)
@@ -326,7 +327,7 @@ def test_node_that_started_its_part_too_late_gets_another_job() -> None:
 
 def test_nodes_that_slurm_never_gives_are_an_error() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
-    with rejected("verification-failed", VerifyError) as caught:
+    with rejected("not-ready/verification", VerifyError) as caught:
         blameless = alone(NAMES[0]), alone(NAMES[1])
         verify(INVENTORY, InAnyOrder([BOTH, late, BOTH, late, *blameless]))
     assert "busy" in caught.value.why
@@ -352,7 +353,7 @@ def test_node_that_is_not_right_is_named_with_the_cause(
     away = ScriptedTransport(
         [Step(("sudo", "..."), error=UnreachableError("no route")) for _ in range(2)]
     )
-    with rejected("cluster-not-ready", VerifyError) as caught:
+    with rejected("not-ready/cluster", VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([sinfo(**states)]), {NAMES[0]: away}, timeout_s=-1)
     (failure,) = caught.value.failures
     assert (failure.host, failure.phase) == (host, "verify")
@@ -363,7 +364,7 @@ def test_node_whose_slurmd_ends_is_named_with_what_it_lacks() -> None:
     fatal = "slurmd has ended 7 times: can't stat gres.conf file /dev/nvidia0"
     node = ScriptedTransport([Step(("sudo", "-n", "systemctl", "...")), report(fatal)])
     states = sinfo(d_train_1="down*", d_train_2="idle")
-    with rejected("cluster-not-ready", VerifyError) as caught:
+    with rejected("not-ready/cluster", VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([states]), {NAMES[0]: node}, timeout_s=-1)
     (failure,) = caught.value.failures
     assert fatal in failure.cause
@@ -373,7 +374,7 @@ def test_node_whose_slurmd_ends_is_named_with_what_it_lacks() -> None:
 def test_controller_without_slurmctld_is_named_with_what_it_lacks() -> None:
     full = "/var has 0 MiB free, but needs 200"
     controller = away_controller("ActiveState=active\nNRestarts=0\n", "", [report(full)])
-    with rejected("cluster-not-ready", VerifyError) as caught:
+    with rejected("not-ready/cluster", VerifyError) as caught:
         wait(controller, timeout_s=-1)
     (failure,) = caught.value.failures
     assert failure.host == "d-ctl"
@@ -410,10 +411,10 @@ def test_up_ends_with_what_nodes_lack_that_their_health_check_drained(
         NAMES[0]: "drained by root: clusterctl health: GPU 0: 97 C",
         NAMES[1]: "drained by ada: noisy disk",
     }
-    with rejected("nodes-unfit", VerifyError) as caught:
+    with rejected("not-ready/nodes", VerifyError) as caught:
         reject_unfit_nodes(drained, {NAMES[0]: node}.__getitem__)
     (failure,) = caught.value.failures
-    assert (failure.host, failure.code, cause in failure.cause) == (NAMES[0], code, True)
+    assert (failure.host, failure.about, cause in failure.cause) == (NAMES[0], code, True)
 
 
 TOKENS = {name: f"MUNGE:{name}:" for name in ("d-ctl", *NAMES)}
@@ -442,7 +443,7 @@ def test_doctor_has_the_controller_decode_a_credential_of_each_host(
     good = "STATUS:          Success (0)\n"
     decoded = Step((*DECODES, *TOKENS.values()), f"{good}{good}{said}\n")
     found = decodable(TOKENS, decoded)
-    refused = [(one.host, one.code) for one in found]
+    refused = [(one.host, condition(one)) for one in found]
     assert refused == ([(NAMES[1], "munge-refused")] if advice else [])
     assert all(advice in one.fix for one in found if advice)
 
@@ -457,7 +458,7 @@ def test_doctor_says_of_no_credential_that_it_is_right_which_was_not_decoded() -
 
 def test_doctor_blames_no_node_if_munge_fails_on_the_controller() -> None:
     (one,) = decodable(TOKENS | {"d-ctl": ""}, Step(DECODES, ""))
-    assert (one.host, one.code) == ("d-ctl", "not-looked-at")
+    assert (one.host, condition(one)) == ("d-ctl", "not-looked-at")
 
 
 def test_doctor_asks_for_nothing_that_changes_with_added_accounts() -> None:
@@ -486,13 +487,13 @@ def compared(
 
 
 def codes_of(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
-    return {(one.host, one.level, one.code) for one in found}
+    return {(one.host, one.level, condition(one)) for one in found}
 
 
 def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None:
     now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped", "user ada": "missing"}
     (found,) = compared(tmp_path, {"d-ctl": now, NAMES[0]: LEFT})
-    assert (found.host, found.level, found.code) == ("d-ctl", "error", "drifted")
+    assert (found.host, found.level, condition(found)) == ("d-ctl", "error", "drifted")
     assert all(text in found.why for text in ("/etc/slurm/slurm.conf", "munge", "ada"))
 
 
@@ -524,7 +525,7 @@ def doctor(
     }
     report = DoctorReport(tuple(found.values()), dict.fromkeys(hosts, facts()))
     findings = slurm_findings(INVENTORY, hosts.__getitem__, report)
-    return {each.host: (each.level, each.code) for each in findings}
+    return {each.host: (each.level, condition(each)) for each in findings}
 
 
 ALLOCATED = sinfo(d_train_1="allocated", d_train_2="allocated")
@@ -610,7 +611,7 @@ def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
 def test_node_drained_again_after_resume_raises_with_reason() -> None:
     states = sinfo("Low RealMemory", "slurm", d_train_1="idle+drain", d_train_2="idle")
     resume = Step(("scontrol", "..."))
-    with rejected("cluster-not-ready", VerifyError) as caught:
+    with rejected("not-ready/cluster", VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([states, resume, states]), timeout_s=0.1)
     assert "d-train-1" in caught.value.why
 
@@ -628,7 +629,7 @@ def test_node_drained_again_after_resume_raises_with_reason() -> None:
 )
 def test_verify_refuses_any_other_answer(answer: Step) -> None:
     blameless = alone(NAMES[0]), alone(NAMES[1])
-    with rejected("verification-failed", VerifyError) as caught:
+    with rejected("not-ready/verification", VerifyError) as caught:
         verify(INVENTORY, InAnyOrder([BOTH, answer, *blameless]))
     assert [failure.host for failure in caught.value.failures] == list(NAMES)
 
@@ -642,10 +643,12 @@ def test_verify_names_hosts_that_the_job_reports() -> None:
     assert caught.value.why.startswith("d-train-2: 3 of 8")
 
 
-@pytest.mark.parametrize(("ok", "code"), [(True, "job-user-fails"), (False, "verification-failed")])
+@pytest.mark.parametrize(
+    ("ok", "code"), [(True, "host-unfit/job-user"), (False, "not-ready/verification")]
+)
 def test_failed_proof_of_the_job_user_comes_after_a_failed_job(*, ok: bool, code: str) -> None:
     def prove(nodes: Sequence[str]) -> None:
-        raise VerifyError(f"no home on {nodes[1]}", code="job-user-fails")
+        raise VerifyError(f"no home on {nodes[1]}", code="host-unfit/job-user")
 
     job = Step((*SRUN, "..."), srun(*NAMES, ok=ok).stdout, rc=0 if ok else 1)
     blameless = alone(NAMES[0]), alone(NAMES[1])
@@ -764,7 +767,7 @@ def test_doctor_before_the_first_up_has_the_obstacles_of_the_chosen_machines(
     workspace = Workspace(tmp_path / "d")
     assert examine_cluster(own, workspace, provider).findings == lacks
     assert examine_cluster(own, workspace, provider, hosts=["n1"]).findings == lacks[1:]
-    with rejected("unknown-name", UsageError, "n9"):
+    with rejected("not-found/name", UsageError, "n9"):
         examine_cluster(own, workspace, provider, hosts=["n9"])
     with rejected("not-up", NotUpError):
         examine_cluster(others, workspace, provider)

@@ -88,7 +88,7 @@ def test_repository_that_dnf_can_not_read_is_named_in_the_fix() -> None:
         "Cannot download repodata/repomd.xml: All mirrors were tried"
     )
     (failure,) = failures_of([event("a", msg=cause, rc=1, results=[])])
-    assert (failure.code, failure.cause) == ("repository", cause)
+    assert (failure.about, failure.cause) == ("repository", cause)
     assert "--repo=site-updates`" in failure.fix
 
 

@@ -130,20 +130,20 @@ def test_time_limit_of_the_test_is_at_most_that_of_the_partition(
 
 
 def test_refused_accounts_are_shown_with_what_was_asked() -> None:
-    with refused("no-partition-accepts", SlurmError) as caught:
+    with refused("slurm-refused/all-partitions", SlurmError) as caught:
         probed("slurm-24.11-refused", Choices(account="nobody"))
     assert "--account=nobody --partition=main" in caught.value.why
     assert "AssocGrpSubmitJobsLimit" in caught.value.why
 
 
 def test_unknown_partition_error_lists_the_partitions() -> None:
-    with refused("unknown-partition", UsageError) as caught:
+    with refused("not-found/partition", UsageError) as caught:
         probed("slurm-24.11-associations", Choices(partition="gpu"))
     assert "main" in caught.value.fix
 
 
 def test_machine_without_slurm_is_refused() -> None:
-    with refused("no-slurm-here", MachineError):
+    with refused("tool-missing/slurm", MachineError):
         parse("slurm_path\t\n", Choices(), "login")
 
 
@@ -169,7 +169,7 @@ def test_partition_with_a_name_unfit_for_a_spec_is_not_usable() -> None:
 
 
 def test_site_without_a_partition_of_its_answers_is_refused() -> None:
-    with refused("no-partition-accepts", SlurmError):
+    with refused("slurm-refused/all-partitions", SlurmError):
         parse(with_lines("slurm-24.11-associations", without="partition"), Choices(), "login")
 
 
@@ -193,7 +193,7 @@ def test_site_file_of_another_version_is_read(tmp_path: Path) -> None:
 
 def test_damaged_site_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "site.json").write_text("{}")
-    with refused("site-damaged", UsageError):
+    with refused("record-damaged/site", UsageError):
         load_site(Workspace(tmp_path))
 
 

@@ -64,7 +64,7 @@ class TestCalls:
 
     def test_api_retries_end(self, google: Google, api: Api, naps: list[float]) -> None:
         google.fail("compute.networks.list", 503, times=99)
-        with refused("unavailable", CloudError, "503"):
+        with refused("cloud-refused/unavailable", CloudError, "503"):
             list(api.pages("compute", NETWORKS))
         assert len(naps) == 5
 
@@ -72,7 +72,7 @@ class TestCalls:
         self, api: Api, naps: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CLUSTERCTL_GCP_ENDPOINT", "http://127.0.0.1:9/{service}")
-        with refused("cloud-silent", CloudError):
+        with refused("unreachable/cloud-silent", CloudError):
             api.get("compute", NETWORKS)
         assert len(naps) == 5
 
@@ -86,7 +86,7 @@ class TestCalls:
         response.status_code = 200
         response._content = json.dumps({"items": {}, "unreachables": ["zones/us-west1-a"]}).encode()
         monkeypatch.setattr(requests.Session, "request", lambda *_, **__: response)
-        with refused("cloud-incomplete", CloudError, why="not searched: zones/us-west1-a"):
+        with refused("unreachable/cloud-zones", CloudError, why="not searched: zones/us-west1-a"):
             list(api.pages("compute", f"projects/{PROJECT}/aggregated/disks"))
 
 
@@ -99,7 +99,7 @@ class TestRefusals:
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
         with refused(
-            "credentials", CredentialsError, LOGIN, what="this machine has no login to Google Cloud"
+            "cloud-login", CredentialsError, LOGIN, what="this machine has no login to Google Cloud"
         ):
             Api(PROJECT).get("compute", NETWORKS)
 
@@ -108,7 +108,7 @@ class TestRefusals:
     ) -> None:
         monkeypatch.setattr(Credentials, "refresh", lambda *_: None)
         google.fail("compute.networks.list", 401, times=9)
-        with refused("credentials", CredentialsError, "rejected"):
+        with refused("cloud-login", CredentialsError, "rejected"):
             api.get("compute", NETWORKS)
 
     def test_api_with_an_expired_login_has_the_command(
@@ -119,7 +119,7 @@ class TestRefusals:
 
         monkeypatch.setattr(Credentials, "refresh", refresh)
         google.fail("compute.networks.list", 401)
-        with refused("credentials", CredentialsError, what="the login has expired", why=EXPIRED):
+        with refused("cloud-login", CredentialsError, what="the login has expired", why=EXPIRED):
             api.get("compute", NETWORKS)
 
     def test_api_names_an_invalid_credentials_file(
@@ -127,7 +127,7 @@ class TestRefusals:
     ) -> None:
         (tmp_path / "key.json").write_text("{}")
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-        with refused("credentials", CredentialsError, "key.json"):
+        with refused("cloud-login", CredentialsError, "key.json"):
             api.get("compute", NETWORKS)
 
     def test_api_names_the_missing_permission(self, google: Google, api: Api) -> None:
@@ -135,7 +135,7 @@ class TestRefusals:
             "compute.networks.list", 403, message="Required 'compute.networks.list' permission"
         )
         with refused(
-            "permission", PermissionDeniedError, "lacks the permission compute.networks.list"
+            "cloud-permission", PermissionDeniedError, "lacks the permission compute.networks.list"
         ) as caught:
             api.get("compute", NETWORKS)
         assert PROJECT in caught.value.fix
@@ -150,7 +150,7 @@ class TestRefusals:
     ) -> None:
         text = "The file.googleapis.com API requires a quota project, which is not set by default."
         google.fail("compute.networks.list", 403, reason="SERVICE_DISABLED", message=text)
-        with refused("credentials", CredentialsError, "set-quota-project"):
+        with refused("cloud-login", CredentialsError, "set-quota-project"):
             api.get("compute", NETWORKS)
 
     def test_api_answer_of_a_proxy_is_an_error(
@@ -191,7 +191,7 @@ class TestOperations:
 
     def test_finish_gives_up_after_its_timeout(self, google: Google, api: Api) -> None:
         operation = self.deleting(google, api, 10_000)
-        with refused("cloud-slow", CloudError):
+        with refused("unreachable/cloud-slow", CloudError):
             api.finish("compute", f"projects/{PROJECT}/zones/{ZONE}", operation, timeout_s=1800)
         assert 1800 <= api.clock.now() <= 1800 + 120
 
@@ -217,7 +217,7 @@ class TestHostKeys:
             state["guest_attributes"] = {"demo-train-1": {"ecdsa-sha2-nistp256": "AAAAother"}}
         console = f"get-serial-port-output demo-train-1 --zone {ZONE}"
         policy = "compute.disableGuestAttributesAccess"
-        with refused("host-keys-late", ProvisionError, "within 30 s", console, policy) as caught:
+        with refused("host-key/late", ProvisionError, "within 30 s", console, policy) as caught:
             host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], timeout_s=30)
         assert [failure.host for failure in caught.value.failures] == ["demo-train-1"]
 
@@ -225,7 +225,7 @@ class TestHostKeys:
         instance(google, "demo-ctl")
         with google.world.change() as state:
             state["guest_attributes"] = {"demo-ctl": {"ssh-ed25519": "AAAA\nevil ssh-rsa AAAA"}}
-        with refused("host-keys-late", ProvisionError):
+        with refused("host-key/late", ProvisionError):
             host_keys(api, ZONE, ["demo-ctl"], timeout_s=1)
 
 

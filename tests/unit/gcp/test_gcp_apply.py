@@ -51,20 +51,20 @@ def run(scripted: Scripted) -> list[float]:
 
 
 def test_apply_retries_the_rest_of_the_plan_after_transient_errors() -> None:
-    scripted = Scripted([error("server-error", transient=True)] * 3)
+    scripted = Scripted([error("cloud-refused/server-error", transient=True)] * 3)
     assert run(scripted) == [5, 10, 20]
     assert scripted.applied == [SHOWN, REMAINING, REMAINING, REMAINING]
-    assert scripted.reporter.lines[0].startswith("it is server-error")
+    assert scripted.reporter.lines[0].startswith("it is cloud-refused/server-error")
 
 
 def test_apply_retries_end() -> None:
-    scripted = Scripted([error("server-error", transient=True)], stuck=True)
-    with refused("server-error", TerraformError):
+    scripted = Scripted([error("cloud-refused/server-error", transient=True)], stuck=True)
+    with refused("cloud-refused/server-error", TerraformError):
         run(scripted)
     assert len(scripted.applied) == len(WAITS_S) + 1
 
 
-@pytest.mark.parametrize("code", ["quota", "unavailable", "name-taken"])
+@pytest.mark.parametrize("code", ["quota", "unavailable", "exists/cloud-name"])
 def test_apply_does_not_retry_lasting_errors(code: str) -> None:
     scripted = Scripted([error(code)])
     with pytest.raises(TerraformError):

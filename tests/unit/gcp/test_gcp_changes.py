@@ -80,7 +80,9 @@ def test_disk_of_an_existing_host_never_shrinks(
         else {"name": "demo-train-1-data", "size": gib}
         for gib in (50, size)
     )
-    with refused("disk-smaller", UsageError, "demo-train-1") if is_rejected else nullcontext():
+    with (
+        refused("fixed-while-up/disk", UsageError, "demo-train-1") if is_rejected else nullcontext()
+    ):
         reject_smaller_disks(plan(change(kind, action, before, after)))
 
 

@@ -140,7 +140,7 @@ def test_change_is_refused_while_the_applied_settings_are_unknown(
 ) -> None:
     workspace = up_with(spec_of(), tmp_path)
     (workspace.terraform / APPLIED).write_text(record)
-    with refused("applied-damaged", UsageError, where=str(workspace.terraform / APPLIED)):
+    with refused("record-damaged/settings", UsageError, where=str(workspace.terraform / APPLIED)):
         provider_of(spec_of()).plan(spec_of(), workspace)
 
 

@@ -10,6 +10,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.gcp import image_error
 from clusterctl.spec.providers.gcp_nodes import Image, release_of
 from tests.support.google.api import PROJECT
+from tests.support.messages import condition
 
 DEBIAN = {"project": "debian-cloud", "family": "debian-12"}
 OLD = {"project": "cloud-hpc-image-public", "family": "hpc-rocky-linux-8"}
@@ -82,6 +83,6 @@ def test_image_error_refuses_other_or_unknown_distributions(
 ) -> None:
     found = image_error(spec_of(controller, train))
     assert found is not None
-    assert (found.code, found.where) == ("image-distribution", where)
+    assert (condition(found), found.where) == ("host-unfit/image-distribution", where)
     assert why in found.why
     assert "Rocky Linux 9" in found.fix

@@ -20,7 +20,7 @@ from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec.providers.gcp import GcpSettings
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.refusals import REFUSALS
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.terraform import RecordingReporter
 from tests.unit.gcp.clusters import workspace_in
 from tests.unit.gcp.module import VARIABLES, description, labels
@@ -252,7 +252,7 @@ class TestRemoving:
     ) -> None:
         make(google)
         play(google)
-        with refused("orphans-not-deleted", ProvisionError, reason):
+        with refused("leftovers/orphans", ProvisionError, reason):
             remove_resources(api, find_resources(api, OURS))
         left = whats(api)
         assert 0 < len(left) < len(EVERYTHING)
@@ -273,8 +273,8 @@ class TestRemoving:
     @pytest.mark.parametrize(
         ("name", "code", "what"),
         [
-            ("internal_error_of_operation", "server-error", "instance demo-ctl"),
-            ("key_not_delegated", "kms-permission", "shared folder demo-aaaaaa-shared"),
+            ("internal_error_of_operation", "cloud-refused/server-error", "instance demo-ctl"),
+            ("key_not_delegated", "cloud-permission/kms", "shared folder demo-aaaaaa-shared"),
         ],
     )
     def test_late_error_of_an_operation_is_reported(
@@ -289,10 +289,10 @@ class TestRemoving:
             if resource.kind == what.rpartition(" ")[0]
         ]
         google.operation_fails(name)
-        with refused("orphans-not-deleted", ProvisionError, f"1 of {len(found)}") as caught:
+        with refused("leftovers/orphans", ProvisionError, f"1 of {len(found)}") as caught:
             remove_resources(api, found)
         (failure,) = caught.value.failures
-        assert failure.code == code
+        assert condition(failure) == code
         assert failure.cause.startswith(what)
         assert REFUSALS[name].message in failure.cause
         assert REFUSALS[name].fix in failure.fix
@@ -307,9 +307,11 @@ class TestRemoving:
         make(google)
         google.clock = api.clock
         google.lasts = 10_000
-        with refused("orphans-not-deleted", ProvisionError) as caught:
+        with refused("leftovers/orphans", ProvisionError) as caught:
             remove_resources(api, find_resources(api, OURS)[:3])
-        assert [failure.code for failure in caught.value.failures] == ["cloud-slow"] * 3
+        assert [condition(failure) for failure in caught.value.failures] == [
+            "unreachable/cloud-slow"
+        ] * 3
         assert len(google.called("compute.zoneOperations.wait")) == 600 / 120
 
 
@@ -330,7 +332,7 @@ def test_place_elsewhere_that_does_not_answer_does_not_stop_down(
     workspace.terraform.mkdir()
     (workspace.terraform / VARIABLES).write_text(json.dumps({"region": "us-central1"}))
     provider = GcpProvider(GcpSettings.of_project(PROJECT))
-    with refused("cloud-incomplete", CloudError, place):
+    with refused("unreachable/cloud-zones", CloudError, place):
         provider.destroy(OURS, workspace=None)
     provider.destroy(OURS, workspace=workspace)
     assert provider.leftovers(OURS, workspace=workspace) == ()
@@ -350,7 +352,7 @@ def test_place_of_the_cluster_that_does_not_answer_stops_the_search(
     google: Google, api: Api, service: str, place: str
 ) -> None:
     google.silent[service] = place
-    with refused("cloud-incomplete", CloudError, place):
+    with refused("unreachable/cloud-zones", CloudError, place):
         find_resources(api, OURS, SearchArea("us-central1"))
 
 

@@ -73,7 +73,7 @@ def test_manual_lists_the_prices_that_are_known() -> None:
 @pytest.mark.parametrize("cells", rows("Failures"), ids=lambda cells: str(cells[0].split("`")[1]))
 def test_manual_says_which_codes_are_retried(cells: list[str]) -> None:
     known = yaml.safe_load((DATA / "diagnoses.yaml").read_text())
-    transient = {entry["code"] for entry in known if entry.get("transient")}
+    names = {entry.get("about", entry["code"]): entry.get("transient") for entry in known}
     for code in re.findall("`([a-z-]+)`", cells[0]):
-        assert code in {entry["code"] for entry in known}
-        assert (code in transient) is cells[2].startswith("yes")
+        assert code in names
+        assert bool(names[code]) is cells[2].startswith("yes")

@@ -19,7 +19,7 @@ from clusterctl.spec.providers.gcp import settings_of
 from clusterctl.util.progress import Clock
 from tests.support.google.api import FACTS, PROJECT, TOKEN, Google
 from tests.support.google.refusals import REFUSALS, filled
-from tests.support.messages import shows
+from tests.support.messages import condition, shows
 
 pytestmark = pytest.mark.usefixtures("google")
 
@@ -101,11 +101,11 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     ),
     "machine type": (
         lambda g: has(g, "machineTypes/g2-standard-4"),
-        *("machine-type-unavailable", "g2-standard-4", "machine-types list"),
+        *("machine-type", "g2-standard-4", "machine-types list"),
     ),
     "GPU type": (
         lambda g: has(g, "acceleratorTypes/nvidia-tesla-t4"),
-        *("machine-type-unavailable", "nvidia-tesla-t4", "accelerator-types list"),
+        *("machine-type", "nvidia-tesla-t4", "accelerator-types list"),
     ),
     "obsolete image": (
         lambda g: has(g, GPU_IMAGE, deprecated={"state": "OBSOLETE"}),
@@ -126,7 +126,7 @@ def test_preflight_reports_all_obstacles_and_creates_nothing(google: Google) -> 
     findings = found(SPEC)
     assert len(findings) == len(OBSTACLES)
     for _, code, why, fix in OBSTACLES.values():
-        hits = [f for f in findings if f.code == code and why in str(f) and fix in f.fix]
+        hits = [f for f in findings if condition(f) == code and why in str(f) and fix in f.fix]
         assert len(hits) == 1, (code, why, [*map(str, findings)])
     assert google.world.read() == before
 
@@ -145,7 +145,7 @@ def test_preflight_reports_a_refusal_of_all_calls_once(
 ) -> None:
     google.refuse(calls, name)
     (one,) = found(PLAIN, cluster_id)
-    assert (one.level, one.code) == ("error", REFUSALS[name].code)
+    assert (one.level, condition(one)) == ("error", condition(REFUSALS[name]))
     assert fix in one.fix
     assert filled(REFUSALS[name].message, FACTS).split(".")[0] in one.why
 
@@ -171,11 +171,13 @@ def test_unanswered_call_is_a_warning_beside_obstacles(
 ) -> None:
     plant(google)
     has(google, "machineTypes/g2-standard-4")
-    errors = set() if warning[0] == "api-off" else {"machine-type-unavailable"}
+    errors = set() if warning[0] == "api-off" else {"machine-type"}
     # The id of a cluster without hosts: all of them are to be made.
     findings = found(text, "a1b2c3")
-    assert {finding.code for finding in findings if finding.level == "error"} == errors
-    warnings = [(finding.code, finding.host) for finding in findings if finding.level == "warning"]
+    assert {condition(finding) for finding in findings if finding.level == "error"} == errors
+    warnings = [
+        (condition(finding), finding.host) for finding in findings if finding.level == "warning"
+    ]
     assert len(warnings) == 1
     assert warnings[0][0] == warning[0]
     assert warning[1] in warnings[0][1].split(", ")
@@ -184,10 +186,10 @@ def test_unanswered_call_is_a_warning_beside_obstacles(
 def test_preflight_project_without_permission_may_not_exist(google: Google) -> None:
     google.fail("cloudresourcemanager.projects.get", 403, reason="forbidden")
     (one,) = found(PLAIN)
-    assert (one.level, one.code, one.host) == ("error", "project-missing", PROJECT)
+    assert (one.level, condition(one), one.host) == ("error", "project", PROJECT)
     google.off.add("cloudresourcemanager")
     (one,) = found(PLAIN)
-    assert (one.level, one.code, one.host) == (
+    assert (one.level, condition(one), one.host) == (
         "warning",
         "api-off",
         "cloudresourcemanager.googleapis.com",
@@ -197,7 +199,7 @@ def test_preflight_project_without_permission_may_not_exist(google: Google) -> N
 def test_preflight_of_existing_hosts_finds_nothing(google: Google) -> None:
     quota(google, "GPUS_ALL_REGIONS", 1)
     (short,) = found(PLAIN, "a1b2c3")
-    assert (short.code, short.why.split()[3]) == ("quota", "2,")
+    assert (condition(short), short.why.split()[3]) == ("quota", "2,")
     for left, name in ((2, "demo-ctl"), (1, "demo-train-1"), (0, "demo-train-2")):
         path = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}"
         google.world.put(
@@ -205,7 +207,7 @@ def test_preflight_of_existing_hosts_finds_nothing(google: Google) -> None:
         )
         # A quota of one GPU is enough for one more node.
         codes = {2: {"quota"}, 1: set(), 0: set()}[left]
-        assert {finding.code for finding in found(PLAIN, "a1b2c3")} == codes
+        assert {condition(finding) for finding in found(PLAIN, "a1b2c3")} == codes
 
 
 def test_preflight_without_a_login_reports_only_that(
@@ -219,7 +221,7 @@ def test_preflight_without_a_login_reports_only_that(
 
 def assert_asks_for_a_login(findings: tuple[Finding, ...], why: str) -> None:
     (one,) = findings
-    assert (one.level, one.code) == ("error", "credentials")
+    assert (one.level, condition(one)) == ("error", "cloud-login")
     assert why in one.what
     assert LOGIN in one.fix
 
@@ -257,7 +259,7 @@ def test_preflight_names_gpus_on_a_public_image_without_a_driver(
 ) -> None:
     text = PLAIN.replace("zone:", f"partitions: {{train: {{image: {{{image}}}}}}}, zone:")
     findings = found(f"{text}software: {{{software}}}\n")
-    assert [finding.code for finding in findings] == codes
+    assert [condition(finding) for finding in findings] == codes
     assert all("software: {nvidia: {driver: open}}" in finding.fix for finding in findings)
 
 
@@ -282,7 +284,7 @@ def test_preflight_of_a_silent_google_is_one_warning(cluster_id: str | None) -> 
     session = SilentSession("http")
     api = Api(PROJECT, session=session, answer_s=10.0, tries=2, clock=Clock(sleep=lambda _: None))
     (one,) = found(PLAIN, cluster_id, api)
-    assert (one.level, one.code) == ("warning", "cloud-silent")
+    assert (one.level, condition(one)) == ("warning", "cloud-silent")
     assert session.timeouts == {10.0}
 
 
@@ -290,8 +292,10 @@ def test_preflight_continues_if_one_service_is_silent(google: Google) -> None:
     google.off.add("iap")
     api = Api(PROJECT, session=SilentSession("/compute/"), clock=Clock(sleep=lambda _: None))
     findings = found(SPEC, None, api)
-    assert [finding.code for finding in findings if finding.level == "error"] == ["api-off"]
-    assert {finding.code for finding in findings if finding.level == "warning"} == {"cloud-silent"}
+    assert [condition(finding) for finding in findings if finding.level == "error"] == ["api-off"]
+    assert {condition(finding) for finding in findings if finding.level == "warning"} == {
+        "cloud-silent"
+    }
 
 
 C5 = "c5-standard-8"
@@ -326,8 +330,8 @@ def test_preflight_compares_machine_types_with_google(
     nodes = f"machine_types: {{{C5}: {{{stated}}}}}, partitions: {{train: {{machine_type: {C5}}}}}"
     text = PLAIN.replace("zone:", f"{nodes}, zone:").replace(", gpus: {type: l4}", "")
     # Its processors are counted by family.
-    findings = [finding for finding in found(text) if finding.code != "quota"]
-    assert [(finding.level, finding.code) for finding in findings] == (
+    findings = [finding for finding in found(text) if condition(finding) != "quota"]
+    assert [(finding.level, condition(finding)) for finding in findings] == (
         [(level, "machine-type-differs")] if level else []
     )
     assert all(word in finding.fix for finding in findings)

@@ -24,7 +24,7 @@ from clusterctl.providers.gcp.orphans import find_resources, remove_resources
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.api import FACTS, PROJECT, Google
 from tests.support.google.refusals import NUMBER, REFUSALS, TEXTS, Refusal, filled
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.unit.gcp.module import labels
 
 INSTANCE = "google_compute_instance"
@@ -53,14 +53,16 @@ def test_every_refusal_has_source_and_date() -> None:
         each.source and each.date and (each.status or each.operation is not None)
         for each in REFUSALS.values()
     )
-    assert {each.code for each in REFUSALS.values()} - {rule.code for rule in rules()} == set()
+    assert {condition(each) for each in REFUSALS.values()} - {
+        condition(rule) for rule in rules()
+    } == set()
 
 
 @pytest.mark.parametrize("refusal", BOOK)
 def test_terraform_error_of_each_refusal_has_code_cause_and_fix(refusal: Refusal) -> None:
     finding = diagnose(Diagnostic("error", refusal.fill_message(FACTS)), WHERE)
     failure = finding.failure
-    assert failure.code == refusal.code
+    assert condition(failure) == condition(refusal)
     assert failure.cause.startswith(filled(refusal.cause, FACTS))
     assert filled(refusal.fix, FACTS) in failure.fix
     assert finding.transient == refusal.transient
@@ -77,7 +79,7 @@ def test_api_error_has_the_cause_of_the_terraform_error(
     with pytest.raises(CloudError) as caught:
         find_resources(api, "aaaaaa")
     (failure,) = caught.value.failures
-    assert failure.code == refusal.code
+    assert condition(failure) == condition(refusal)
     # That would say nothing of the cause.
     assert "refused to" not in caught.value.what
     assert str(caught.value.status) in caught.value.why
@@ -99,7 +101,7 @@ def test_undeleted_resource_is_shown_with_cost_and_retried(
     if refusal.status == 404:
         return  # gone
     cause = filled(refusal.message, FACTS).split(".")[0]
-    with refused("orphans-not-deleted", ProvisionError, INSTANCE_SHOWN, "USD", cause):
+    with refused("leftovers/orphans", ProvisionError, INSTANCE_SHOWN, "USD", cause):
         remove_resources(api, find_resources(api, "aaaaaa"))
     google.faults.clear()
     remove_resources(api, find_resources(api, "aaaaaa"))
@@ -128,7 +130,7 @@ def diagnostic_of(recorded: Mapping[str, Any]) -> Diagnostic:
 def test_diagnose_recorded_messages(recorded: Mapping[str, Any]) -> None:
     finding = diagnose(diagnostic_of(recorded), PLACE)
     failure = finding.failure
-    assert failure.code == recorded["code"]
+    assert condition(failure) == condition(recorded)
     assert recorded["cause"] in failure.cause
     assert recorded["fix"] in failure.fix
     assert failure.host == "demo-train-2"
@@ -157,7 +159,9 @@ def test_double_prints_a_refusal_as_the_real_provider_does(name: str) -> None:
     printed = WORDS[name]["says"]
     said = " ".join(REFUSALS[name].fill_message(WORDS_OF | WORDS[name].get("facts", {})).split())
     assert said == (printed if REFUSALS[name].reason else re.sub(r" ?, \w+$", "", printed))
-    assert diagnose(Diagnostic("error", printed), WHERE).failure.code == REFUSALS[name].code
+    assert condition(diagnose(Diagnostic("error", printed), WHERE).failure) == condition(
+        REFUSALS[name]
+    )
 
 
 def test_every_pattern_of_a_rule_is_of_a_message_that_was_seen() -> None:
@@ -194,7 +198,7 @@ def test_explain_groups_hosts_with_the_same_cause() -> None:
     assert "and 2 more" in error.what
     assert error.what.count("NVIDIA_L4_GPUS") == 1
     assert [failure.host for failure in error.failures] == [f"demo-train-{n}" for n in range(3, 10)]
-    assert {failure.code for failure in error.failures} == {"quota"}
+    assert {condition(failure) for failure in error.failures} == {"quota"}
     assert error.fix.count(error.failures[0].fix) == 1
     assert not error.transient
 

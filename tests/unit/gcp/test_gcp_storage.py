@@ -59,8 +59,8 @@ def put_filestore(google: Google, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "code", "values"),
     [
-        ({"zone": "us-central1-b"}, "storage-unfit", ("us-central1-a", "us-central1-b")),
-        ({"uid": 2001}, "storage-users-differ", ("ada has uid 2001", "uid 3001 owns")),
+        ({"zone": "us-central1-b"}, "option-invalid/storage", ("us-central1-a", "us-central1-b")),
+        ({"uid": 2001}, "option-invalid/storage-users", ("ada has uid 2001", "uid 3001 owns")),
     ],
 )
 def test_storage_that_does_not_fit_the_spec_is_refused_by_plan(
@@ -97,9 +97,9 @@ def test_storage_used_by_an_instance_is_not_removed(
     (one,), provider = storages(), provider_of(spec_of())
     if is_used:
         assert one.used_by == ("one",)
-        with refused("storage-in-use", UsageError, "used by one"):
+        with refused("in-use/storage", UsageError, "used by one"):
             provider.remove_storage(one)
-        with refused("storage-in-use", UsageError):  # of another cluster
+        with refused("in-use/storage", UsageError):  # of another cluster
             provider.plan(spec_of(), workspace_in(tmp_path))
     else:
         provider.remove_storage(one)
@@ -125,7 +125,7 @@ def test_hosts_use_a_storage_for_their_cluster(google: Google) -> None:
     # Another cluster has hosts of the same names in another zone.
     put_host(google, "demo-train-1", cluster_id="bbbbbb", zone="us-central1-b")
     (one,) = storages()
-    with refused("storage-in-use", UsageError, "used by demo-train-1"):
+    with refused("in-use/storage", UsageError, "used by demo-train-1"):
         one.reject_use("aaaaaa")
 
 
@@ -157,7 +157,7 @@ def test_storage_that_a_cluster_used_since_it_was_shown_is_not_removed(google: G
     put_filestore(google)
     (shown,) = storages()
     put_host(google, "demo-ctl", cluster_id="aaaaaa")
-    with refused("storage-in-use", UsageError):
+    with refused("in-use/storage", UsageError):
         provider_of(spec_of()).remove_storage(shown)
     assert storages()
 
@@ -169,7 +169,7 @@ def test_cluster_gets_the_address_of_a_filestore_instance(google: Google, api: A
     assert placeholder["filestore"]["server"] is None
     put_filestore(google)
     (one,) = storages()
-    with refused("storage-not-ready", ProvisionError):
+    with refused("cloud-refused/storage-not-ready", ProvisionError):
         storage.variable(api, spec, one)
     put_filestore(google, networks=[{"ip_addresses": ["10.3.0.34"]}])
     assert storage.variable(api, spec, one) == {

@@ -20,7 +20,7 @@ from clusterctl.hosts.probe import (
     parse_report,
 )
 from clusterctl.hosts.roles import CLAIM, TEXTS, HostRequirements
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 KEYS = (
     "paths",
@@ -138,7 +138,12 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "disk-full",
             "/var has 12MiB free",
         ),
-        ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 on the host, but 10000"),
+        (
+            {"accounts": {"hpc": 1001}},
+            "error",
+            "uid-differs",
+            "uid 1001 on the host, but 10000",
+        ),
         (
             {"accounts": {"slurm": 997}},
             "error",
@@ -152,8 +157,18 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "64031, which munge needs, belongs to lims",
         ),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "belongs to anna"),
-        ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "belongs to lab"),
-        ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "hpc has gid 77"),
+        (
+            {"accounts": {}, "groups": {"lab": 10000}},
+            "error",
+            "gid-taken",
+            "belongs to lab",
+        ),
+        (
+            {"accounts": {}, "groups": {"hpc": 77}},
+            "error",
+            "gid-differs",
+            "hpc has gid 77",
+        ),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
         ({"gpus.cards": 2, "gpus.secure_boot": True}, "warning", "no-driver", "Secure Boot is on"),
         (
@@ -209,7 +224,7 @@ def test_examine_has_one_finding_for_each_fault(
     changed: dict[str, Any], level: str, code: str, why: str
 ) -> None:
     (finding,) = found(changed)
-    assert (finding.host, finding.level, finding.code) == ("two", level, code)
+    assert (finding.host, finding.level, condition(finding)) == ("two", level, code)
     assert why in finding.why
     assert finding.fix
 
@@ -243,7 +258,7 @@ def test_examine_finds_foreign_daemons(
 ) -> None:
     brings = frozenset({"slurmctld", "mariadb"})
     (finding,) = found(changed, brings=brings)
-    assert (finding.host, finding.level, finding.code) == ("two", level, code)
+    assert (finding.host, finding.level, condition(finding)) == ("two", level, code)
     assert why in finding.why
     assert found(changed) == []  # a host of the cluster's
     assert found({**changed, "texts": WELL["texts"] | {CLAIM: '{"id": "1"}'}}, brings=brings) == []
@@ -268,20 +283,20 @@ def test_slurm_without_cgroup_plugin_is_a_warning(
 ) -> None:
     name, _, version = release.partition("-")
     host = {"system.id": name, "system.version": version, "cgroup_plugin": plugin}
-    assert [finding.code for finding in found(host, cgroups=True)] == codes
-    assert "no-cgroups" not in [finding.code for finding in found(host)]
+    assert [condition(finding) for finding in found(host, cgroups=True)] == codes
+    assert "no-cgroups" not in [condition(finding) for finding in found(host)]
 
 
 def test_gpus_of_the_spec_that_are_missing_are_an_error() -> None:
     (finding,) = found({"gpus.cards": 1}, gpus=2)
-    assert (finding.level, finding.code) == ("error", "gpus-missing")
+    assert (finding.level, condition(finding)) == ("error", "gpus-missing")
     assert found({"gpus.cards": 2, "gpus.shown": ["T4"] * 2, "gpus.driver": "580"}, gpus=2) == []
 
 
 @pytest.mark.parametrize("skew_s", [3600.0, -3600.0])
 def test_clock_finding_has_the_difference(skew_s: float) -> None:
     (finding,) = found({}, skew_s=skew_s)
-    assert (finding.host, finding.level, finding.code) == ("two", "error", "clock")
+    assert (finding.host, finding.level, condition(finding)) == ("two", "error", "clock")
     assert ("ahead of" if skew_s > 0 else "behind") in finding.why
     assert "1h" in finding.why
     assert found({}, skew_s=10.0) == []
@@ -298,9 +313,9 @@ def test_unreachable_host_is_a_finding_and_others_are_checked() -> None:
 
     hosts = dict.fromkeys(("one", "two", "three"), expected())
     report = examine(dict.fromkeys(hosts, ProbeRequest()), hosts, root, leader="one")
-    assert [(f.host, f.code) for f in report.findings] == [
-        ("one", UnreachableError.code),
-        ("two", HostKeyError.code),
+    assert [(f.host, condition(f)) for f in report.findings] == [
+        ("one", condition(UnreachableError)),
+        ("two", condition(HostKeyError)),
         ("three", "uid-differs"),
     ]
     assert [(f.host, f.phase) for f in findings_as_failures(report.errors, phase="examine")] == [
@@ -311,7 +326,7 @@ def test_unreachable_host_is_a_finding_and_others_are_checked() -> None:
 
 
 def test_fact_without_a_field_is_an_error() -> None:
-    with refused("answer-garbled", TransportError):
+    with refused("internal/answer", TransportError):
         parse_report(answer(**WELL, no_field=1))
 
 
@@ -330,11 +345,11 @@ def test_every_check_is_called() -> None:
 
 def test_file_system_that_does_not_answer_is_a_disk_finding() -> None:
     (one,) = found({"space": [room(99999, "/")]})
-    assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be read")
+    assert (one.level, condition(one), one.why) == ("error", "disk", "/var can't be read")
 
 
 def test_parse_report_of_other_text_is_an_error() -> None:
-    with refused("answer-garbled", TransportError):
+    with refused("internal/answer", TransportError):
         parse_report("bash: python3: command not found")
 
 
@@ -344,12 +359,17 @@ NEED = {"code": "clock", "what": "the clock is wrong", "why": "by 61.5 s", "fix"
 def test_doctor_shows_what_the_health_check_of_a_node_reports() -> None:
     unseen = {"code": "not-looked-at", "why": "packages: rpm does not end within 8 s"}
     one, other = found({"unmet": [NEED, unseen]})
-    assert (other.level, other.code, other.why) == ("warning", *unseen.values())
-    assert (one.level, one.code, one.why, one.fix) == ("error", "clock", "by 61.5 s", "set it")
+    assert (other.level, condition(other), other.why) == ("warning", *unseen.values())
+    assert (one.level, condition(one), one.why, one.fix) == (
+        "error",
+        "clock",
+        "by 61.5 s",
+        "set it",
+    )
     uid = {**NEED, "code": "account-differs"}
     # `up` repairs the one, and stops at the other.
     both = found({"unmet": [uid], "accounts": {**WELL["accounts"], "hpc": 1001}})
-    assert {finding.code for finding in both} == {"account-differs", "uid-differs"}
+    assert {condition(finding) for finding in both} == {"account-differs", "uid-differs"}
     assert found({"unmet": None}) == []  # a new host
     (silent,) = found({"unmet": None}, joined=True)
-    assert (silent.level, silent.code) == ("error", "health-silent")
+    assert (silent.level, condition(silent)) == ("error", "health-silent")

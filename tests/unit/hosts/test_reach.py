@@ -17,6 +17,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.probe import ProbeRequest, ask_hosts, probe_hosts, reports_of
 from clusterctl.transport.base import Transport
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step
 from tests.unit.hosts.answers import answer
@@ -66,14 +67,14 @@ def test_probe_hosts_has_the_provider_start_a_stopped_host() -> None:
 def test_fix_of_local_nodes_that_up_could_not_connect_is_not_up_again() -> None:
     *_, answer = ask_hosts({"a": ProbeRequest()}, lambda _: Dead(), away_s=0.1, timeout_s=0.1)
     assert answer is not None
-    with rejected("hosts-unreachable", TransportError) as caught:
+    with rejected("unreachable/hosts", TransportError) as caught:
         reports_of(["a"], [answer], are_local=True)
     assert "`clusterctl node replace HOST`" in caught.value.fix
 
 
 def test_probe_hosts_names_an_unreachable_host_with_the_cause() -> None:
     hosts: dict[str, Transport] = {"a": ScriptedTransport([FINE]), "b": Dead()}
-    with rejected("hosts-unreachable", TransportError) as caught:
+    with rejected("unreachable/hosts", TransportError) as caught:
         probe_hosts(dict.fromkeys(hosts, ProbeRequest()), hosts.__getitem__, timeout_s=0.1)
     (failure,) = caught.value.failures
     assert (failure.host, failure.phase, failure.cause) == ("b", "reach", NO_ROUTE)
@@ -101,7 +102,7 @@ def test_ask_hosts_repeats_a_refused_key_of_a_new_host(no_pause: None) -> None:
                 None, ask_hosts({"a": ProbeRequest()}, lambda _: refusing, new=True, timeout_s=-1)
             ),
         )
-    assert caught.value.failures[0].code == "key-refused"
+    assert condition(caught.value.failures[0]) == "login-refused/key"
 
 
 class Frozen(ScriptedTransport):

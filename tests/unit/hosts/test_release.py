@@ -85,7 +85,7 @@ def test_with_distributions_names_an_unsuitable_host(
     workspace: Workspace, ctl: str, node: str, why: str
 ) -> None:
     transports: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
-    with rejected("distribution-unfit", ProvisionError, "train-1") as refused:
+    with rejected("host-unfit/distribution", ProvisionError, "train-1") as refused:
         report_steps(
             with_distributions(hosts(UNSEEN, UNSEEN), workspace, transports.__getitem__), SILENT
         )
@@ -125,7 +125,7 @@ def test_with_distributions_of_a_silent_host_shows_the_ssh_command(workspace: Wo
         ([in_grace(TunnelError("4003"))], 60.0, 2),
         ([in_grace(TunnelError("4003"))], -1.0, 1),
         ([TunnelError("the jump host does not reach it yet")], -1.0, 2),
-        ([TunnelRefusedError("the login has expired", code="gcloud-login")], 60.0, 1),
+        ([TunnelRefusedError("the login has expired", code="cloud-login/gcloud")], 60.0, 1),
         ([in_grace(TunnelRefusedError("4033")), KeyRefusedError("it has no account yet")], 60.0, 3),
     ],
 )
@@ -153,7 +153,7 @@ def test_refused_tunnel_of_a_known_host_fails_at_once(no_pause: None) -> None:
     refusing = ScriptedTransport(
         [Step(ASKED, error=in_grace(TunnelRefusedError("4033"))), *says("debian-12").left]
     )
-    with rejected("hosts-unreachable", TransportError):
+    with rejected("unreachable/hosts", TransportError):
         probe_hosts({"ctl": ProbeRequest()}, lambda _: refusing)
     assert len(refusing.calls) == 1
     starting = ScriptedTransport(
@@ -167,10 +167,10 @@ def test_refused_tunnel_of_a_known_host_fails_at_once(no_pause: None) -> None:
 def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> None:
     """The error has the cause and the fix of the tunnel, and no advice to try each host."""
     error = TunnelRefusedError(
-        "no tunnel", code="gcloud-login", why="it has expired", fix="gcloud auth login"
+        "no tunnel", code="cloud-login/gcloud", why="it has expired", fix="gcloud auth login"
     )
     refusing = {name: ScriptedTransport([Step(ASKED, error=error)]) for name in ("ctl", "train-1")}
-    with rejected("gcloud-login", TransportError, why=error.why, fix=error.fix) as caught:
+    with rejected("cloud-login/gcloud", TransportError, why=error.why, fix=error.fix) as caught:
         report_steps(
             with_distributions(hosts(UNSEEN, UNSEEN), workspace, refusing.__getitem__), SILENT
         )
@@ -184,7 +184,9 @@ def test_broken_tunnel_of_all_hosts_is_explained_once(workspace: Workspace) -> N
 def test_refusal_names_hosts_unless_the_tunnel_of_all_is_broken(
     failing: tuple[str, ...], no_pause: None
 ) -> None:
-    error = TunnelError("no connection", code="jump-refused", why="it is down", fix="start it")
+    error = TunnelError(
+        "no connection", code="unreachable/jump-host", why="it is down", fix="start it"
+    )
     names = ("ctl", "train-1", "train-2") if len(failing) > 1 else failing
     transports = {
         name: ScriptedTransport([Step(ASKED, error=error)])
@@ -192,7 +194,7 @@ def test_refusal_names_hosts_unless_the_tunnel_of_all_is_broken(
         else says("debian-12")
         for name in names
     }
-    with rejected("hosts-unreachable", TransportError, fix=error.fix) as caught:
+    with rejected("unreachable/hosts", TransportError, fix=error.fix) as caught:
         probe_hosts(dict.fromkeys(names, ProbeRequest()), transports.__getitem__, timeout_s=-1)
     named = {name for name in names if name in caught.value.why}
     assert named == (set() if len(failing) == 3 else set(failing))

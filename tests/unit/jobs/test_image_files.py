@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs import images
 from payload.node import images as node_images
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 
 def archive(path: Path, *names: str) -> Path:
@@ -36,11 +36,11 @@ def test_root_file_system_is_told_from_an_image(
     tmp_path: Path, names: tuple[str, ...], is_export: bool
 ) -> None:
     notice = images.archive_notice(archive(tmp_path / "x.tar", *names))
-    assert (notice is not None and notice.code) == (is_export and "image-without-settings")
+    assert (notice is not None and condition(notice)) == (is_export and "image-without-settings")
 
 
 def test_other_archive_is_refused(tmp_path: Path) -> None:
-    with refused("not-an-image", UsageError):
+    with refused("option-invalid/image", UsageError):
         images.archive_notice(archive(tmp_path / "x.tar.gz", "project/train.py"))
 
 

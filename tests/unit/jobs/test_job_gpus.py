@@ -15,7 +15,7 @@ from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 PARTITIONS = (
     PartitionFacts("h100", ("c-h100-1", "c-h100-2"), gpus=8),
@@ -79,9 +79,7 @@ def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(
     partition = PartitionFacts("train", ("n1",), max_time=90)
     site = site_of(inventory_with(partition, scheduler=scheduler))
     with (
-        nullcontext()
-        if fits
-        else refused("time-above-limit", UsageError, "partition train", "1m30s")
+        nullcontext() if fits else refused("job-unfit/time", UsageError, "partition train", "1m30s")
     ):
         raise_together(site.faults(Request.read(JobSpec(name="train", bundled="train", time=time))))
 
@@ -119,8 +117,8 @@ def test_script_above_the_time_limit_is_refused_as_the_flag(
     partition = {} if "--partition" in lines else {"partition": "short"}
     job = JobSpec(name="j", script=script, **{**partition, **given})
     for site in (OWN_SITE, FOREIGN_SITE):
-        codes = [fault.code for fault in site.faults(Request.read(job))]
-        assert codes == ([] if fits else ["time-above-limit"])
+        codes = [condition(fault) for fault in site.faults(Request.read(job))]
+        assert codes == ([] if fits else ["job-unfit/time"])
 
 
 def test_partition_that_attach_left_out_names_attach() -> None:
@@ -129,6 +127,6 @@ def test_partition_that_attach_left_out_names_attach() -> None:
     fix = "clusterctl attach LOGIN --account NAME --partition gpuq"
     (foreign,) = FOREIGN_SITE.faults(Request.read(job))
     (own,) = OWN_SITE.faults(Request.read(job))
-    assert (foreign.code, own.code) == ("unknown-partition", "unknown-partition")
+    assert (condition(foreign), condition(own)) == ("not-found/partition", "not-found/partition")
     assert fix in foreign.fix
     assert fix not in own.fix

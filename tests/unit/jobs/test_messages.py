@@ -212,7 +212,7 @@ def test_receivers_of_the_file_are_the_default(defaults: Path) -> None:
     ],
 )
 def test_wrong_receiver_is_refused_without_its_secret(target: str) -> None:
-    with refused("notify-target", UsageError) as caught:
+    with refused("option-invalid/notify", UsageError) as caught:
         chosen_receivers(["true", target])
     assert "S3cretToken" not in str(caught.value)
     assert "receiver 2" in str(caught.value)
@@ -222,7 +222,7 @@ def test_url_without_apprise_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(cast("dict[str, Any]", sys.modules), "apprise", None)
-    with refused("apprise-missing", MachineError) as caught:
+    with refused("tool-missing/apprise", MachineError) as caught:
         chosen_receivers(["ntfy://S3cretToken"])
     assert caught.value.fix == "pip install 'clusterctl[notify]'"
     assert "S3cretToken" not in str(caught.value)

@@ -125,14 +125,14 @@ def test_folder_option_selects_the_project(top, monkeypatch):
 @pytest.mark.parametrize("folder", ["nowhere", "x" * 300, "b", "a/t.py", "/"])
 def test_folder_option_without_the_script_is_refused(top, monkeypatch, folder):
     write(top, {"a/t.py": "", "b/x": ""})
-    with refused("folder-unfit", UsageError):
+    with refused("files-unfit/module", UsageError):
         job_from(top, "a/t.py", monkeypatch, folder=Path(folder))
 
 
 def test_module_that_does_not_exist_is_refused(top, monkeypatch):
     write(top, SRC)
     for module in ("pkg.nope", "pkg/train", "..pkg", "pkg.train; rm"):
-        with refused("unknown-module", UsageError):
+        with refused("not-found/module", UsageError):
             job_from(top, f"-m {module}", monkeypatch)
     with refused("options-exclusive", UsageError):
         job_from(top, "-m pkg.train", monkeypatch, folder=False)
@@ -144,7 +144,7 @@ def test_module_without_its_package_is_refused(top, monkeypatch, make):
     (top / "pkg").symlink_to("real") if make == "link" else (top / "real").rename(top / "pkg")
     if make == "home":
         monkeypatch.setenv("HOME", str(top))
-    with refused("folder-unfit", UsageError):
+    with refused("files-unfit/module", UsageError):
         job_from(top, "-m pkg.train", monkeypatch, folder=Path("pkg") if make == "folder" else True)
 
 

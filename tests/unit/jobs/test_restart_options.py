@@ -15,6 +15,7 @@ from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
+from tests.support.messages import condition
 from tests.support.played.batch import rendered, user_script
 
 PARTITIONS = (
@@ -64,7 +65,7 @@ def test_training_is_requeued(
     found = with_restarts(SITE, job)
     assert (found.requeue, found.args) == (requeue, args)
     notice = restart_notice(job, found)
-    assert (notice.code if notice else "") == code
+    assert (condition(notice) if notice else "") == code
 
 
 def test_training_without_slurm_is_not_requeued() -> None:
@@ -78,15 +79,15 @@ def test_training_without_slurm_is_not_requeued() -> None:
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({}, "chain-without-limit"),
-        ({"time": "1h1m"}, "chain-too-short"),
-        ({"partition": "short", "chain": "59m"}, "chain-too-short"),
+        ({}, "option-invalid/chain-limit"),
+        ({"time": "1h1m"}, "option-invalid/chain"),
+        ({"partition": "short", "chain": "59m"}, "option-invalid/chain"),
         ({"time": "1h", "requeue": False}, "options-exclusive"),
     ],
 )
 def test_chain_without_use_is_rejected(options: dict[str, Any], code: str) -> None:
     job = with_restarts(SITE, train(**{"chain": "1h", **options}))
-    assert [fault.code for fault in SITE.faults(Request.read(job))] == [code]
+    assert [condition(fault) for fault in SITE.faults(Request.read(job))] == [code]
 
 
 def test_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:

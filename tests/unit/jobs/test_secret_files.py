@@ -18,7 +18,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import load_spec
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import list_items
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 ACCOUNT = {"type": "service_account", "project_id": "p", "private_key": "-"}
 
@@ -78,7 +78,7 @@ def sent(project: Path, *include: str, script: str = "train.py") -> tuple[set[st
     source = source_of(Request.read(JobSpec(name="j", script=project / script, include=include)))
     assert source is not None
     notes = [note for note in source.notes if isinstance(note, Notice)]
-    found = [note for note in notes if note.code == "secrets-not-sent"]
+    found = [note for note in notes if condition(note) == "secrets-not-sent"]
     return {item.path for item in source.files} - {script}, found
 
 
@@ -205,7 +205,7 @@ def test_unreadable_file_is_refused_and_unreadable_secret_is_not_read(
         return opened(path, *args)
 
     monkeypatch.setattr(os, "open", refuse)
-    with refused("files-unreadable", UsageError, str(project / "data")):
+    with refused("file-unreadable/remote", UsageError, str(project / "data")):
         sent(project)
     (project / "data").unlink()
     files, notes = sent(project)
@@ -261,7 +261,7 @@ def test_key_that_the_spec_names_is_never_sent(
     )
     assert source is not None
     spec = load_spec(home / "cluster.yaml")
-    with refused("own-key-in-files", UsageError, name, key):
+    with refused("would-send-secret/key", UsageError, name, key):
         reject_own_keys(source.items, Workspace.of("lab"), spec)
 
 
@@ -272,7 +272,7 @@ def test_key_of_the_cluster_is_never_sent(project: Path) -> None:
     write(project, {"x": workspace.key.read_bytes()})
     source = source_of(Request.read(JobSpec(name="j", script=project / "train.py", include=("x",))))
     assert source is not None
-    with refused("own-key-in-files", UsageError, "x"):
+    with refused("would-send-secret/key", UsageError, "x"):
         reject_own_keys(source.items, workspace)
 
 
@@ -284,7 +284,7 @@ def test_key_that_the_applied_spec_names_is_never_sent(project: Path, tmp_path: 
     write(project, {"x": pem()})
     source = source_of(Request.read(JobSpec(name="j", script=project / "train.py", include=("x",))))
     assert source is not None
-    with refused("own-key-in-files", UsageError, "x"):
+    with refused("would-send-secret/key", UsageError, "x"):
         reject_own_keys(source.items, workspace)
 
 

@@ -17,6 +17,7 @@ from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.tree import ItemKind, hash_items
 from tests.support.hostile import HOSTILE_NAMES
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.unit.runs.made import record
 
@@ -109,9 +110,9 @@ def test_file_that_vanishes_during_the_search_is_left_out(project, monkeypatch):
 
 
 def test_unusable_patterns_are_refused(project):
-    with rejected("not-a-pattern", UsageError, "--exclude"):
+    with rejected("option-invalid/pattern", UsageError, "--exclude"):
         found(project, exclude=("a\\",))
-    with rejected("bundled-job-without-folder", UsageError):
+    with rejected("option-invalid/include", UsageError):
         source_of(Request.read(JobSpec(name="x", bundled="train", exclude=("x",))))
 
 
@@ -152,13 +153,11 @@ def test_link_to_a_folder_outside_is_refused(project, tmp_path, monkeypatch):
     """If it is in the current folder, the advice is to send that one."""
     (tmp_path / "datasets").mkdir()
     (project / "data").symlink_to(tmp_path / "datasets")
-    with rejected(
-        "links-lead-outside", UsageError, f"data -> {tmp_path}/datasets", "clusterctl put"
-    ):
+    with rejected("files-unfit/link", UsageError, f"data -> {tmp_path}/datasets", "clusterctl put"):
         found(project)
     assert files(project, exclude=("data",)) == {"train.py"}
     monkeypatch.chdir(tmp_path)
-    with rejected("links-lead-outside", UsageError, f"--folder {tmp_path}"):
+    with rejected("files-unfit/link", UsageError, f"--folder {tmp_path}"):
         found(project)
 
 
@@ -180,10 +179,10 @@ def test_file_with_the_name_of_a_task_folder_is_refused_in_arrays(project):
     )
     write(project, *names)
     assert files(project) == {"train.py", *names}
-    with rejected("reserved-file-names", UsageError, "task-1, task-2", "--exclude /task-1"):
+    with rejected("files-unfit/reserved", UsageError, "task-1, task-2", "--exclude /task-1"):
         found(project, array="0-1")
     (project / "train.py").write_text("#SBATCH --array=0-1\n")
-    with rejected("reserved-file-names", UsageError):
+    with rejected("files-unfit/reserved", UsageError):
         found(project)
     sent = files(project, exclude=("/task-*",))
     assert sent == {"train.py", *names} - {"task-1/x", "task-2"}
@@ -199,7 +198,7 @@ def test_unreadable_folder_is_refused_with_the_option_that_leaves_it_out(project
         return listed(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with rejected("files-unreadable", UsageError, "sub: Permission", "--exclude /sub"):
+    with rejected("file-unreadable/remote", UsageError, "sub: Permission", "--exclude /sub"):
         found(project)
     assert files(project, exclude=("/sub",)) == {"train.py", "y"}
 
@@ -208,14 +207,14 @@ def test_folder_of_too_many_bytes_is_refused_with_its_largest_parts(project):
     write(project, "many/a", "b")
     with (project / "many/a").open("r+b") as file:
         file.truncate(10 << 30)
-    with rejected("folder-too-large", UsageError, " 10 GiB", "many (", "--folder none"):
+    with rejected("files-unfit/size", UsageError, " 10 GiB", "many (", "--folder none"):
         found(project)
 
 
 def test_folder_of_too_many_files_is_refused_with_its_largest_parts(project, monkeypatch):
     write(project, "many/a", "many/b", "many/c", "d")
     monkeypatch.setattr(limits, "MAX_FILES", 4)
-    with rejected("folder-too-large", UsageError, " 4 files", "many (", "--folder none"):
+    with rejected("files-unfit/size", UsageError, " 4 files", "many (", "--folder none"):
         found(project)
 
 
@@ -224,7 +223,7 @@ def test_large_folder_is_noted_with_its_largest_parts(project):
         file.truncate(limits.LARGE_BYTES + 1)
     write(project, "a/x", "b/x")
     (note,) = found(project).notes
-    assert note.code == "folder-large"
+    assert condition(note) == "folder-large"
     for words in ("100 MiB in 4 files", "large.bin (100 MiB)", "clusterctl put"):
         assert words in note
 
@@ -243,8 +242,8 @@ def test_script_outside_a_project_is_sent_alone(project, monkeypatch, make):
         project.chmod(project.stat().st_mode | stat.S_ISVTX | stat.S_IWOTH)
     source = found(project)
     assert [item.path for item in source.items] == ["train.py"]
-    assert [note.code for note in source.notes] == ["script-sent-alone"]
-    with rejected("script-alone", UsageError, "--include"):
+    assert [condition(note) for note in source.notes] == ["script-sent-alone"]
+    with rejected("option-invalid/include-alone", UsageError, "--include"):
         found(project, include=("private",))
 
 

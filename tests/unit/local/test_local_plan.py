@@ -199,7 +199,7 @@ def test_plan_refuses_another_distribution_for_existing_nodes(
         # That of Debian 13 is no newer one of theirs.
         assert ("older image" in notes) == (wanted is not None)
         return
-    with rejected("distribution-changed", UsageError, "12", "13") as error:
+    with rejected("fixed-while-up/distribution", UsageError, "12", "13") as error:
         provider.plan(spec(), workspace)
     assert error.value.where == "provider.distribution"
 

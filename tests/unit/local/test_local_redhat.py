@@ -181,13 +181,13 @@ def test_missing_tools_are_named_by_dnf_packages(
 def test_debian_settings_are_refused_on_red_hat(machine_has: Release, key: str, value: str) -> None:
     machine_has("rocky-9")
     LocalProvider(LocalSettings(type="local")).check(SPEC)
-    with rejected("distribution-of-this-machine", UsageError, where=f"provider.{key}") as refused:
+    with rejected("unsupported/distribution", UsageError, where=f"provider.{key}") as refused:
         LocalProvider(LocalSettings.model_validate({"type": "local", key: value})).check(SPEC)
     assert "rocky-9" in refused.value.why
 
 
 def test_check_refuses_red_hat_enterprise_linux(machine_has: Release) -> None:
     machine_has("rhel-9")
-    with rejected("rhel-without-images", UsageError) as refused:
+    with rejected("unsupported/rhel", UsageError) as refused:
         LocalProvider(LocalSettings(type="local")).check(SPEC)
     assert "onprem" in refused.value.fix

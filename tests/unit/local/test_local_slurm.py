@@ -93,7 +93,7 @@ def test_other_slurm_release_for_existing_nodes_is_refused(
 ) -> None:
     keep = f'slurm: {{version: "{runs}"}}'
     values = (wanted, keep, "`clusterctl down`", "`clusterctl up`")
-    with refused("slurm-changed", UsageError, *values, where="slurm.version"):
+    with refused("fixed-while-up/slurm", UsageError, *values, where="slurm.version"):
         plan(workspace, monkeypatch, wanted, slurm=runs)
 
 

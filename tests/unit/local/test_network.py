@@ -53,13 +53,13 @@ def test_choose_subnet_avoids_subnets_of_other_clusters() -> None:
 
 
 def test_choose_subnet_without_a_free_subnet_is_an_error() -> None:
-    with refused("no-free-subnet", MachineError) as caught:
+    with refused("in-use/all-subnets", MachineError) as caught:
         choose_subnet("a1b2c3", networks("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
     assert "provider.subnet" in caught.value.fix
 
 
 def test_subnet_of_the_spec_in_use_is_refused() -> None:
-    with refused("subnet-in-use", MachineError, "10.7.0.0/24") as caught:
+    with refused("in-use/subnet", MachineError, "10.7.0.0/24") as caught:
         choose_subnet("a1b2c3", networks("10.7.0.0/16"), IPv4Network("10.7.0.0/24"))
     assert "10.7.0.0/16" in caught.value.why
 

@@ -18,7 +18,7 @@ from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 SETTINGS = OnpremSettings.model_validate(
     {
@@ -88,7 +88,7 @@ def test_silent_machine_stays_pending(
 ) -> None:
     (before,) = pending_releases(workspace)
     (note,) = retried(workspace, monkeypatch, release_all=silent)
-    assert note.code == "still-pending"
+    assert condition(note) == "still-pending"
     assert note.startswith("gpu1 (10.0.0.2)")
     assert "the cluster's files" in note
     (now,) = pending_releases(workspace)
@@ -108,7 +108,7 @@ def test_failed_release_note_names_cause_and_leftovers(
         release_all=refuses,
         find_leftovers=lambda *_, **__: ("gpu1: /etc/clusterctl",),
     )
-    assert note.code == "still-pending"
+    assert condition(note) == "still-pending"
     assert all(word in note for word in ("disk is full", "the cluster's files"))
 
 
@@ -116,7 +116,7 @@ def test_released_machine_is_no_longer_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = retried(workspace, monkeypatch)
-    assert note.code == "late-release"
+    assert condition(note) == "late-release"
     assert pending_releases(workspace) == ()
     assert not (workspace.root / "pending-releases").exists()
 
@@ -138,12 +138,12 @@ def test_machine_sharing_a_host_key_waits_until_down(
         clone := host("gpu7", "10.0.0.7"),
         release_all=lambda *_, **__: 1 / 0,
     )
-    assert note.code == "host-key-of-another"
+    assert condition(note) == "host-key-of-another"
     assert "gpu7 (10.0.0.7)" in note
     assert len(pending_releases(workspace)) == 1
     play_release(monkeypatch)
     (note,) = release.retry_all((clone,), Login({}, workspace), ending=True)
-    assert note.code == "late-release"
+    assert condition(note) == "late-release"
     assert "gpu1 (10.0.0.2)" in note
 
 
@@ -153,7 +153,7 @@ def test_clone_with_the_name_of_a_replaced_machine_stays_pending(
     (pending,) = pending_releases(workspace)
     dataclasses.replace(pending, why=REPLACED).save()
     (note,) = retried(workspace, monkeypatch, host(address="10.0.0.7"))
-    assert note.code == "host-key-of-another"
+    assert condition(note) == "host-key-of-another"
     assert len(pending_releases(workspace)) == 1
 
 
@@ -161,7 +161,7 @@ def test_other_machine_at_the_address_of_a_pending_release_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = retried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
-    assert note.code == "address-of-another"
+    assert condition(note) == "address-of-another"
     assert pending_releases(workspace) == ()
 
 
@@ -187,11 +187,13 @@ def test_down_releases_all_but_fails_for_a_silent_machine(
 
     play_release(monkeypatch, release_all=release_all)
     provider = OnpremProvider(SETTINGS, NO_PROMPTS)
-    with refused("hosts-not-released", ProvisionError, "gpu1") as caught:
+    with refused("leftovers/hosts", ProvisionError, "gpu1") as caught:
         provider.destroy("abc", workspace=workspace)
     assert names[0] == "own"
     assert names[1].startswith("gpu1-")
-    assert [failure.code for failure in caught.value.failures] == ["pending-release"]
+    assert [condition(failure) for failure in caught.value.failures] == [
+        "leftovers/pending-release"
+    ]
     (pending,) = pending_releases(workspace)
     pending.remove()
     provider.destroy("abc", workspace=workspace)

@@ -27,6 +27,7 @@ from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock, Deadline
 from tests.support.inventories import inventory_of
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.unit.hosts.test_doctor import WELL, room
 from tests.unit.onprem.played_time import PlayedTime
@@ -124,9 +125,9 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     three = machines.facts["n3"]
     refusal = "may not run sudo as rocky"
     machines.lost["n4"] = AccessError.of(
-        "n4", "no-sudo", refusal, "add it: `usermod -aG wheel rocky`"
+        "n4", "sudo", refusal, "add it: `usermod -aG wheel rocky`", about="refused"
     )
-    yield "n4", "no-sudo", refusal, "usermod -aG wheel"
+    yield "n4", "refused", refusal, "usermod -aG wheel"
     stderr = "rocky@10.0.0.5: Permission denied (publickey)."
     refused = explain(stderr, host="n5", user="rocky", address="10.0.0.5")
     assert refused
@@ -137,7 +138,12 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     one["gpus"] = NO_DRIVER
     yield "n1", "no-driver", "no working driver", "`clusterctl up` installs it"
     three["accounts"] = {"ada": 2001, "eve": 2001}
-    yield "n3", "uid-shared", "uid 2001, which ada needs, belongs to eve", "usermod --uid UID eve"
+    yield (
+        "n3",
+        "uid-shared",
+        "uid 2001, which ada needs, belongs to eve",
+        "usermod --uid UID eve",
+    )
     yield from plant_on_the_network(machines)
 
 
@@ -153,7 +159,7 @@ def test_preflight_reports_all_problems_at_once(machines: Machines) -> None:
         hits = [
             f
             for f in findings
-            if (f.host, f.code) == (host, code) and why in str(f) and fix in f.fix
+            if (f.host, condition(f)) == (host, code) and why in str(f) and fix in f.fix
         ]
         assert len(hits) == 1, (host, code, [*map(str, findings)])
     assert len(findings) == len(planted), [*map(str, findings)]
@@ -206,7 +212,7 @@ def test_incompatible_machines_are_errors_of_preflight(
 ) -> None:
     machines.facts[host] |= facts
     (one,) = machines.found()
-    assert (one.host, one.level, one.code) == (host, "error", code)
+    assert (one.host, one.level, condition(one)) == (host, "error", code)
     assert why in one.why
     assert fix in one.fix
 
@@ -229,7 +235,7 @@ def test_unsupported_slurm_release_is_an_error_of_preflight(
     if why is None:
         assert found == ()
         return
-    assert {(finding.host, finding.level, finding.code) for finding in found} == {
+    assert {(finding.host, finding.level, condition(finding)) for finding in found} == {
         (name, "error", "slurm-release") for name in machines.facts
     }
     assert all(why in finding.why and "remove slurm.version" in finding.fix for finding in found)
@@ -248,7 +254,9 @@ def test_openhpc_slurm_is_refused_except_on_enterprise_linux(
     machines = Machines(tmp_path, spec_of(software={"slurm": {"from": "openhpc"}}))
     for facts in machines.facts.values():
         facts["system"] |= system
-    assert {finding.code for finding in machines.found()} == ({"slurm-source"} if found else set())
+    assert {condition(finding) for finding in machines.found()} == (
+        {"slurm-source"} if found else set()
+    )
 
 
 def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> None:
@@ -256,7 +264,7 @@ def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> No
     assert machines.found() == ()
     for facts in machines.facts.values():
         facts["system"] |= {"id": "almalinux", "version": "10.1"}
-    assert {(finding.host, finding.level, finding.code) for finding in machines.found()} == {
+    assert {(finding.host, finding.level, condition(finding)) for finding in machines.found()} == {
         (name, "error", "cuda-toolkit") for name in machines.facts
     }
 
@@ -280,7 +288,10 @@ def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> No
         (("error", "cuda-toolkit"), [], True),
         (("error", "slurm-source"), [], True),
         # A new account that a machine of the cluster can't have.
-        *((("error", code), [], True) for code in ("uid-differs", "uid-taken", "gid-taken")),
+        *(
+            (("error", code), [], True)
+            for code in ("uid-differs", "uid-taken", "gid-taken")
+        ),
     ],
 )
 def test_up_stops_at_errors_of_new_hosts(
@@ -293,7 +304,7 @@ def test_up_stops_at_errors_of_new_hosts(
 
 def test_unsupported_release_is_reported_once(machines: Machines) -> None:
     machines.facts["n3"]["system"] |= {"version": "7.9"}
-    assert [finding.code for finding in machines.found()] == ["distribution"]
+    assert [condition(finding) for finding in machines.found()] == ["distribution"]
 
 
 def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspace, OnpremProvider]:
@@ -327,10 +338,10 @@ def test_preflight_ends_at_its_time_limit(tmp_path: Path) -> None:
     spec, workspace, provider = desk(tmp_path, Clock(now=lambda: next(hours)))
     report = provider.preflight(spec, workspace)
     assert report is not None
-    assert [(finding.host, finding.level, finding.code) for finding in report.findings] == [
+    assert [(finding.host, finding.level, condition(finding)) for finding in report.findings] == [
         ("desk", "error", "unreachable")
     ]
-    with rejected("hosts-unfit", ProvisionError):
+    with rejected("host-unfit/hosts", ProvisionError):
         provider.plan(spec, workspace)
 
 
@@ -344,9 +355,9 @@ def test_apply_examines_machines_again_only_for_another_cluster_or_spec(tmp_path
     assert provider.apply(spec, workspace).inventory == seen.inventory
     other = Workspace(tmp_path / "other")
     other.create()
-    with rejected("hosts-unfit", ProvisionError):
+    with rejected("host-unfit/hosts", ProvisionError):
         provider.apply(spec, other)
-    with rejected("hosts-unfit", ProvisionError):
+    with rejected("host-unfit/hosts", ProvisionError):
         provider.apply(spec.model_copy(update={"name": "e"}), workspace)
 
 
@@ -355,7 +366,9 @@ def test_preflight_does_not_wait_for_a_hung_host(machines: Machines) -> None:
     machines.hangs["n3"] = "host"
     try:
         silent = {
-            finding.host: finding for finding in machines.found() if finding.code == "unreachable"
+            finding.host: finding
+            for finding in machines.found()
+            if condition(finding) == "unreachable"
         }
     finally:
         machines.ended.set()

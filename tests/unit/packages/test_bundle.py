@@ -36,7 +36,7 @@ def names(bundle: Path) -> list[str]:
 def test_folder_with_files_of_the_user_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / WHEELS).mkdir()
     own = wheel(tmp_path / WHEELS, "own")
-    with refused("not-a-bundle", UsageError):
+    with refused("file-invalid/bundle", UsageError):
         create(NOTHING, tmp_path)
     assert own.is_file()
 

@@ -6,6 +6,7 @@ import pytest
 
 from clusterctl.packages.index_failures import index_error
 from clusterctl.util.process import Result
+from tests.support.messages import condition
 
 # Of uv 0.13.
 REFUSED = (
@@ -38,7 +39,7 @@ UNMET = "error: No solution found when resolving dependencies\n"
 def test_index_that_uv_can_not_read(output: str, why: str) -> None:
     error = index_error(Result(2, "", output), "", "requirements.txt")
     assert error is not None
-    assert (error.code, error.where) == ("index-unreadable", "requirements.txt")
+    assert (condition(error), error.where) == ("unreachable/index", "requirements.txt")
     assert why in error.why
 
 

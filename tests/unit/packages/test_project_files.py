@@ -127,56 +127,61 @@ def test_project_whose_packages_are_in_a_file_has_those_of_that_file(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "text", "code", "fix"),
     [
-        ("pyproject.toml", "[tool.poetry.dependencies]\nsix='*'\n", "no-project-table", "poetry"),
-        ("pyproject.toml", "[tool.ruff]\n", "no-project-table", "uv pip compile"),
+        (
+            "pyproject.toml",
+            "[tool.poetry.dependencies]\nsix='*'\n",
+            "packages-unmet/project-table",
+            "poetry",
+        ),
+        ("pyproject.toml", "[tool.ruff]\n", "packages-unmet/project-table", "uv pip compile"),
         (
             "pyproject.toml",
             '[project]\nname="a"\ndynamic=["dependencies"]\n',
-            "dependencies-computed",
+            "packages-unmet/computed",
             "uv pip compile",
         ),
-        ("pyproject.toml", "[project\n", "packages-malformed", ""),
-        ("pyproject.toml", "[project]\ndependencies = [1]\n", "packages-malformed", ""),
+        ("pyproject.toml", "[project\n", "file-invalid/packages", ""),
+        ("pyproject.toml", "[project]\ndependencies = [1]\n", "file-invalid/packages", ""),
         # A text is not the list of its letters.
-        ("pyproject.toml", '[project]\ndependencies = "numpy"\n', "packages-malformed", ""),
-        ("pyproject.toml", '[project]\ndynamic = "dependencies"\n', "packages-malformed", ""),
-        ("pyproject.toml", "[project]\ndynamic = true\n", "packages-malformed", ""),
+        ("pyproject.toml", '[project]\ndependencies = "numpy"\n', "file-invalid/packages", ""),
+        ("pyproject.toml", '[project]\ndynamic = "dependencies"\n', "file-invalid/packages", ""),
+        ("pyproject.toml", "[project]\ndynamic = true\n", "file-invalid/packages", ""),
         (
             "pyproject.toml",
             '[project]\n[dependency-groups]\na = []\n[tool.uv]\ndefault-groups = "a"\n',
-            "packages-malformed",
+            "file-invalid/packages",
             "",
         ),
         (
             "pyproject.toml",
             '[project]\nrequires-python = "==3.11.*"\n',
-            "other-python-required",
+            "packages-unmet/python",
             "--env-path",
         ),
         (
             "train.py",
             f"{SCRIPT.removesuffix('# ///' + chr(10))}# [[tool.uv.index]]\n# url = 'https://x'\n# ///\n",
-            "uv-lock-missing",
+            "packages-unmet/lock-missing",
             "uv lock --script",
         ),
-        ("train.py", "import torch\n", "no-script-block", "requirements.txt"),
-        ("train.py", "# /// script\n# x\n# ///\n", "packages-malformed", ""),
-        ("train.py", f"{SCRIPT}\nimport six\n{SCRIPT}", "script-blocks", "join"),
+        ("train.py", "import torch\n", "packages-unmet/script-block", "requirements.txt"),
+        ("train.py", "# /// script\n# x\n# ///\n", "file-invalid/packages", ""),
+        ("train.py", f"{SCRIPT}\nimport six\n{SCRIPT}", "file-invalid/script-blocks", "join"),
         (
             "train.py",
             '# /// script\n# dependencies = "numpy"\n# ///\n',
-            "packages-malformed",
+            "file-invalid/packages",
             "",
         ),
-        ("environment.yml", "dependencies: [{pip: [six]}]\n", "conda-packages", "--env-path"),
-        ("pylock.toml", "lock-version = '1.0'\n", "packages-malformed", ""),
+        ("environment.yml", "dependencies: [{pip: [six]}]\n", "packages-unmet/conda", "--env-path"),
+        ("pylock.toml", "lock-version = '1.0'\n", "file-invalid/packages", ""),
         (
             "pylock.toml",
             LOCK.replace('requires-python = ">=3.11"', 'requires-python = "<3.12"'),
-            "lock-for-others",
+            "packages-unmet/lock",
             "",
         ),
-        ("pylock.toml", LOCK.replace("cp313-cp313", "cp311-cp311"), "lock-for-others", ""),
+        ("pylock.toml", LOCK.replace("cp313-cp313", "cp311-cp311"), "packages-unmet/lock", ""),
     ],
 )
 def test_file_that_pip_can_not_use_is_rejected_with_the_way_that_works(
@@ -198,7 +203,7 @@ def test_file_that_pip_can_not_use_is_rejected_with_the_way_that_works(
     ],
 )
 def test_unknown_extra_is_rejected(tmp_path: Path, name: str, text: str) -> None:
-    code = "no-extras-here" if name == "a.txt" else "unknown-extra"
+    code = "option-invalid/extra" if name == "a.txt" else "not-found/extra"
     with refused(code, UsageError):
         listed(tmp_path, name, text, "[plto]")
 
@@ -227,7 +232,7 @@ def test_lock_gives_extras_groups_and_local_wheels(tmp_path: Path) -> None:
 
 
 def test_folder_of_a_lock_outside_of_the_project_is_refused(tmp_path: Path) -> None:
-    with refused("no-wheel", UsageError, "pip wheel"):
+    with refused("packages-unmet/wheel", UsageError, "pip wheel"):
         listed(tmp_path, "pylock.toml", LOCK.replace("packages/member", "../member"))
 
 
@@ -243,7 +248,7 @@ def test_folder_of_a_lock_outside_of_the_project_is_refused(tmp_path: Path) -> N
 )
 def test_file_that_is_not_text_is_refused(tmp_path: Path, name: str, raw: bytes) -> None:
     (tmp_path / name).write_bytes(raw)
-    with refused("packages-not-text", UsageError, "UTF-8") as caught:
+    with refused("file-invalid/not-text", UsageError, "UTF-8") as caught:
         content_hash([tmp_path / name])
     assert caught.value.where == str(tmp_path / name)
 
@@ -306,7 +311,7 @@ def test_file_that_only_another_tool_reads_is_refused_with_the_command(
     (tmp_path / name).write_text("install_requires = x\n")
     error = unsupported_packages(tmp_path / name)
     assert error is not None
-    with refused("not-requirements", UsageError) as caught:
+    with refused("file-invalid/requirements", UsageError) as caught:
         list(PackageList.read(tmp_path / name, NODE).contents)
     command = error.fix.split("`")[1]
     assert command in caught.value.fix
@@ -328,7 +333,7 @@ def test_packages_of_a_workspace_are_imported_from_their_folders(tmp_path: Path)
 @pytest.mark.parametrize("text", ["package = 3\n", "package = [3]\n"])
 def test_malformed_lock_of_uv_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "uv.lock").write_text(text)
-    with refused("packages-malformed", UsageError):
+    with refused("file-invalid/packages", UsageError):
         [*member_roots(tmp_path / "uv.lock")]
 
 

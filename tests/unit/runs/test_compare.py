@@ -127,7 +127,7 @@ def test_run_without_its_files_is_compared_by_its_record(tmp_path: Path) -> None
         "environment",
     }
     (a.directory / "source.json").write_text("[" * 100_000)
-    with refused("run-file-unreadable", CollectError):
+    with refused("file-unreadable/run", CollectError):
         compare(Row(a), Row(b))
 
 

@@ -364,7 +364,7 @@ def test_metrics_that_are_left_out_are_named_and_not_guessed(tmp_path: Path) -> 
     (left_out,) = row.run.left_out
     assert "1,000 names" in left_out
     assert left_out in report_of([row]).missing
-    with refused("unknown-run-key") as caught:
+    with refused("not-found/run-key") as caught:
         reject_unknown_keys([row], ["metric_1050"])
     assert left_out in str(caught.value.why)
     assert "metric_150" not in str(caught.value.fix)

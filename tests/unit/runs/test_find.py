@@ -111,20 +111,20 @@ def test_select_by_tags_and_time(out: Path) -> None:
     assert select(out, since="2000-01-01") == [4, 3, 2, 1]
     days = int((time.time() - TIME - 2.5) / 86_400)
     assert select(out, since=f"{days}d") == []
-    with refused("not-a-time", UsageError):
+    with refused("option-invalid/time", UsageError):
         select(out, since="yesterday")
 
 
 @pytest.mark.parametrize(
     ("condition", "code", "shown"),
     [
-        ("lr", "not-a-condition", "'lr'"),
-        ("=1", "not-a-condition", "'=1'"),
-        ("lrr=1", "unknown-run-key", "did you mean lr"),
-        ("lr=fast", "not-a-number", "'fast'"),
-        ("lr=<1", "not-a-number", "'<1'"),
-        ("elapsed>long", "not-a-number", "elapsed"),
-        ("xyzzy>1", "unknown-run-key", "run, job,"),
+        ("lr", "option-invalid/condition", "'lr'"),
+        ("=1", "option-invalid/condition", "'=1'"),
+        ("lrr=1", "not-found/run-key", "did you mean lr"),
+        ("lr=fast", "option-invalid/number", "'fast'"),
+        ("lr=<1", "option-invalid/number", "'<1'"),
+        ("elapsed>long", "option-invalid/number", "elapsed"),
+        ("xyzzy>1", "not-found/run-key", "run, job,"),
     ],
 )
 def test_select_refuses_a_wrong_condition(out: Path, condition: str, code: str, shown: str) -> None:
@@ -179,11 +179,11 @@ def test_tasks_that_did_not_complete_rank_behind(out: Path) -> None:
 
 def test_ranking_by_unknown_metric_needs_a_goal(out: Path) -> None:
     run = sweep_of(out, {"COMPLETED": 1.0, "COMPLETED2": 2.0}, metric="widgets")
-    with refused("goal-unknown", UsageError, "--goal min", exit_code=2):
+    with refused("option-invalid/goal", UsageError, "--goal min", exit_code=2):
         ranked(run)
     assert numbers(ranked(run, goal=Goal.MAX)) == ["1", "0"]
     assert [row.number for row in list_runs(sweep=run, goal="max")] == ["1", "0"]
-    with refused("option-needs-option", UsageError):
+    with refused("option-invalid/option-missing", UsageError):
         list_runs(goal="max")
 
 
@@ -216,17 +216,17 @@ def test_named_run_accepts_id_and_folder_and_refuses_others(out: Path) -> None:
     for name in ("2", "demo/2", "demo-2-train", "runs/demo-2-train", str(out / "demo-2-train")):
         assert named_run(name).run.job_id == "2", name
     for name, code in (
-        ("", "unknown-run"),
-        ("train", "unknown-run"),
-        ("latest", "unknown-run"),
-        ("2_", "unknown-run"),
-        ("_1", "unknown-run"),
-        ("2_[1-3]", "unknown-run"),
-        ("2_1", "unknown-task"),
-        ("7", "run-not-collected"),
-        ("other/2", "run-not-collected"),
-        ("notes", "not-a-run"),
-        ("../runs", "not-a-run"),
+        ("", "not-found/run"),
+        ("train", "not-found/run"),
+        ("latest", "not-found/run"),
+        ("2_", "not-found/run"),
+        ("_1", "not-found/run"),
+        ("2_[1-3]", "not-found/run"),
+        ("2_1", "not-found/task"),
+        ("7", "not-found/collected-run"),
+        ("other/2", "not-found/collected-run"),
+        ("notes", "file-invalid/run"),
+        ("../runs", "file-invalid/run"),
     ):
         with refused(code, UsageError):
             named_run(name)
@@ -242,17 +242,17 @@ def test_id_is_a_job_and_never_a_folder_of_this_name(out: Path) -> None:
 def test_run_is_that_of_the_last_job_with_its_id(out: Path) -> None:
     """Slurm has begun its numbers again. Without the job's entry here, the id is ambiguous."""
     made_run(out, 2, name="again", token="f" * 8)
-    with refused("run-ambiguous", UsageError, str(out / "demo-2-again")):
+    with refused("ambiguous/run", UsageError, str(out / "demo-2-again")):
         named_run("2")
     add_job("demo", "2", token="f" * 8)
     assert named_run("2").run.name == "again"
 
 
 def test_similar_name_is_suggested_and_no_dangling_link(out: Path) -> None:
-    with refused("unknown-run", UsageError, "demo-2-train"):
+    with refused("not-found/run", UsageError, "demo-2-train"):
         named_run("demo-2-trian")
     (out / "demo-2-trian").symlink_to("/nonexistent")
-    with refused("unknown-run", UsageError, "did you mean demo-2-train"):
+    with refused("not-found/run", UsageError, "did you mean demo-2-train"):
         named_run("demo-2-trian")
 
 
@@ -273,9 +273,9 @@ def test_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
     (out / "demo-5-train" / "task-1").mkdir()
     assert named_run("demo-5-train/task-1").shown == "demo-5-train/task-1"
     assert named_run("2").tasks == []
-    with refused("unknown-task", UsageError, "use demo-2-train"):
+    with refused("not-found/task", UsageError, "use demo-2-train"):
         named_run("2_1")
-    with refused("unknown-task", UsageError, "clusterctl runs show demo-5-train"):
+    with refused("not-found/task", UsageError, "clusterctl runs show demo-5-train"):
         named_run("5_2")
 
 
@@ -294,7 +294,7 @@ def test_name_in_several_folders_of_runs_is_refused(out: Path, tmp_path: Path) -
     (tmp_path / "state").mkdir()
     other = made_run(tmp_path / "elsewhere", 1, token="f" * 8).directory
     note_runs_folder(other.parent)
-    with refused("run-ambiguous", UsageError, str(other), str(out / "demo-1-train")):
+    with refused("ambiguous/run", UsageError, str(other), str(out / "demo-1-train")):
         named_run("demo-1-train")
     assert named_run("runs/demo-1-train").folder == out / "demo-1-train"
     assert named_run(str(other)).folder == other
@@ -320,11 +320,11 @@ def add_job(cluster: str, job_id: str, token: str = "") -> None:
 def test_job_id_is_of_the_chosen_cluster_and_no_other(out: Path) -> None:
     add_job("other", "1")
     assert named_run("1").run.cluster == "demo"
-    with refused("not-a-sweep", UsageError, "demo-1-train"):
+    with refused("option-invalid/sweep", UsageError, "demo-1-train"):
         list_runs(sweep="1")
     other = ChosenCluster(name="other").ledger_for("1")
     for name in ("1", "2"):
-        with refused("run-not-collected", UsageError, f"clusterctl collect other/{name}"):
+        with refused("not-found/collected-run", UsageError, f"clusterctl collect other/{name}"):
             named_run(name, other)
     assert named_run("demo/2", other).run.job_id == "2"
 
@@ -336,7 +336,7 @@ def test_folder_is_found_without_a_chosen_cluster(out: Path) -> None:
     assert named_run("demo-2-train").run.job_id == "2"
     assert named_run("demo/2").run.job_id == "2"
     for find in (lambda: named_run("2"), lambda: list_runs(sweep="2")):
-        with refused("no-cluster-named", UsageError):
+        with refused("not-found/cluster-name", UsageError):
             find()
 
 
@@ -352,7 +352,7 @@ def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
     ):
         assert unchosen.of_jobs(names).name == cluster, names
     for names in (["7", "other/5"], ["other/5", "demo/7"], ["7", "demo-2-train"]):
-        with refused("jobs-of-several-clusters", UsageError, f"{names[0]} is of"):
+        with refused("ambiguous/jobs", UsageError, f"{names[0]} is of"):
             unchosen.of_jobs(names)
     assert ChosenCluster(name="demo").of_jobs(["other/5"]).name == "demo"
 

@@ -26,7 +26,7 @@ from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
 from clusterctl.runs.table import stored
 from clusterctl.state.run_record import RunRecord
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.unit.runs.made import made_run
 from tests.unit.runs.test_charts import charts_of, section_of
 
@@ -39,7 +39,7 @@ def losses(number: int) -> list[float]:
 
 
 def note_codes(groups: Groups | MetricFigure) -> list[str]:
-    return [note.code for note in groups.notes() if isinstance(note, Notice)]
+    return [condition(note) for note in groups.notes() if isinstance(note, Notice)]
 
 
 def swept(
@@ -264,12 +264,12 @@ def test_figure_without_lines_is_refused(tmp_path: Path) -> None:
     )
     many = swept(tmp_path / "many", [{"lr": n} for n in range(20)], [losses(1)] * 20)
     for row, metric in ((failed, "loss"), (many, "loss"), (many, "lost")):
-        with refused("figure-without-lines" if metric == "loss" else "unknown-run-key"):
+        with refused("not-found/figure-lines" if metric == "loss" else "not-found/run-key"):
             MetricFigure.of(latest_tasks(row), metric)
 
 
 def test_figure_of_runs_without_metrics_names_no_field_that_cannot_be_drawn(tmp_path: Path) -> None:
-    with refused("unknown-run-key") as caught:
+    with refused("not-found/run-key") as caught:
         MetricFigure.of([Row(made_run(tmp_path))], "loss")
     assert "node_hours" not in str(caught.value.fix)
 
@@ -379,7 +379,7 @@ def test_figure_that_is_refused_says_why_its_own_runs_have_no_line(
     tmp_path: Path, metric: str, why: str
 ) -> None:
     rows = seeded(tmp_path, *[by("step", n) for n in range(4)], lr=[1, 1, 2, 2])
-    with refused("figure-without-lines") as caught:
+    with refused("not-found/figure-lines") as caught:
         MetricFigure.of(rows, metric)
     assert why in str(caught.value.why)
 
@@ -393,7 +393,7 @@ def test_means_and_figures_tell_once_what_was_not_read_of_their_runs(tmp_path: P
     rows[1] = Row(rows[1].run.model_copy(update={"left_out": tuple(left_out)}))
     assert note_codes(grouped(rows)) == ["means-of-runs", "metrics-not-read"]
     notes = MetricFigure.of(rows, "loss").notes()
-    unread = [note for note in notes if note.code == "metrics-not-read"]
+    unread = [note for note in notes if condition(note) == "metrics-not-read"]
     assert [note.split(": ")[1] for note in unread] == ["demo-2-train", "demo-3-train"]
 
 

@@ -298,7 +298,7 @@ def test_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, Any
     run = made_run(tmp_path)
     record = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps({**record, **fields}))
-    with refused("run-damaged", CollectError):
+    with refused("not-found/run-original", CollectError):
         RunRecord.load(run.directory)
 
 
@@ -743,7 +743,7 @@ def test_file_that_is_not_a_report_is_kept(tmp_path: Path) -> None:
     own = row.folder / REPORT_FILE
     own.write_text("the user's own")
     write_report_beside(row.run)
-    with refused("not-a-report", UsageError):
+    with refused("exists/report", UsageError):
         write_report(report_of([row]), own)
     assert own.read_text() == "the user's own"
     own.unlink()
@@ -751,14 +751,14 @@ def test_file_that_is_not_a_report_is_kept(tmp_path: Path) -> None:
     victim.write_text("victim")
     for name in (REPORT_FILE, f".{REPORT_FILE}.incomplete"):
         (row.folder / name).symlink_to(victim)
-    with refused("not-a-report", UsageError):
+    with refused("exists/report", UsageError):
         write_report(report_of([row]), own)
     own.unlink()
     write_report(report_of([row]), own)
     assert victim.read_text() == "victim"
     own.unlink()
     os.mkfifo(own)
-    with refused("not-a-report", UsageError):  # at once
+    with refused("exists/report", UsageError):  # at once
         write_report(report_of([row]), own)
 
 
@@ -769,7 +769,7 @@ def test_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
     write_sums(row.folder, {})
     write_report_beside(row.run)
     assert (row.folder / REPORT_FILE).read_text() == planted
-    with refused("file-of-the-job", UsageError):
+    with refused("exists/job-file", UsageError):
         report_path(row)
 
 

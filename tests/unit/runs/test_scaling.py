@@ -179,7 +179,7 @@ def test_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     rows = [
         Row(row.run.model_copy(update={"scaling": {**options, "metric": "nope"}})) for row in rows
     ]
-    with refused("unknown-run-key", UsageError) as caught:
+    with refused("not-found/run-key", UsageError) as caught:
         scaling_of(rows)
     assert "epoch_ms" in (caught.value.fix or "")
 
@@ -425,7 +425,7 @@ def test_scaling_is_named_by_its_jobs(
         False,
         False,
     )
-    with refused("unknown-run", UsageError):
+    with refused("not-found/run", UsageError):
         named_rows("train-scaling-ffff")
 
 

@@ -50,19 +50,19 @@ def test_malformed_array_of_a_script_is_left_to_slurm(tmp_path: Path, array: str
 def test_array_above_slurms_limit_is_refused(tmp_path: Path, is_foreign: bool) -> None:
     check(array_of(tmp_path, "0-30:2%50"), is_foreign=is_foreign)
     for array in ("0-31", "1,31%2", "0-99999999"):
-        with refused("array-too-large", UsageError, "--pack"):
+        with refused("job-unfit/array-index", UsageError, "--pack"):
             check(array_of(tmp_path, array), is_foreign=is_foreign)
     # Slurm takes no array at all.
     check(JobSpec(name="a", bundled="bench"), max_array=0)
-    with refused("array-too-large", UsageError, "--pack"):
+    with refused("job-unfit/array-index", UsageError, "--pack"):
         check(array_of(tmp_path, "0"), max_array=0)
 
 
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({}, "too-many-tasks"),
-        ({"account": "mine"}, "too-many-tasks"),
+        ({}, "job-unfit/tasks"),
+        ({"account": "mine"}, "job-unfit/tasks"),
         ({"account": "other"}, None),
         ({"qos": "long"}, None),
         ({"slurm": ("--qos=long",)}, None),

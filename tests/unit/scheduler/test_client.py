@@ -22,6 +22,7 @@ from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.spec.sbatch import directives_of
 from clusterctl.util.progress import Clock
+from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step, captured, records, slurm_output
 
@@ -83,7 +84,7 @@ def test_jobs_finds_an_array_task_by_its_slurm_job_id() -> None:
     assert [job.id for job in jobs] == ["13_2"]
     unknown = slurm.unknown(["21"])
     error = unknown_or_task("21", jobs, unknown)
-    assert (error.code, error.fix) == ("number-of-task", "use 13_2")
+    assert (condition(error), error.fix) == ("option-invalid/task-number", "use 13_2")
     assert unknown_or_task("13", jobs, unknown) is unknown
     assert unknown_or_task("99", jobs, unknown) is unknown
 
@@ -135,7 +136,7 @@ def test_jobs_leaves_out_unknown_jobs():
 )
 def test_malformed_job_id_is_refused_before_slurm_is_called(bad):
     slurm, transport, _ = client()
-    with rejected("not-a-job-id", UsageError):
+    with rejected("option-invalid/job-id", UsageError):
         slurm.jobs([bad])
     with pytest.raises(UsageError):
         slurm.cancel([bad])
@@ -188,8 +189,8 @@ def test_cancel_refused_is_no_success():
         Step(UPDATE, ""), Step(("scancel", "7", "12_3"), stderr=refusal + ended, rc=1)
     )
     errors = slurm.cancel(["7", "12_3"])
-    assert {job_id: (error.code, error.why) for job_id, error in errors.items()} == {
-        "7": ("job-not-cancelled", "Access/permission denied")
+    assert {job_id: (condition(error), error.why) for job_id, error in errors.items()} == {
+        "7": ("slurm-refused/job-cancel", "Access/permission denied")
     }
     assert not transport.left
 
@@ -211,7 +212,7 @@ def test_cancel_unknown_failure_is_raised():
     slurm, _, _ = client(
         Step(UPDATE, ""), Step(("scancel", "7", "12_3"), stderr="scancel: fatal: x", rc=1)
     )
-    with rejected("slurm-command-failed", SlurmError):
+    with rejected("slurm-refused/command", SlurmError):
         slurm.cancel(["7", "12_3"])
 
 
@@ -258,7 +259,7 @@ slurm_load_partitions: Protocol authentication error
 
 def test_command_without_munge_names_it_and_not_slurms_advice():
     slurm, _, _ = client(Step(("sinfo", "..."), stderr=NO_MUNGE, rc=1))
-    with rejected("munge-away", SlurmError, "munge.socket.2") as caught:
+    with rejected("slurm-away/munge", SlurmError, "munge.socket.2") as caught:
         slurm.nodes()
     assert "num-threads" not in str(caught.value)
 
@@ -266,7 +267,7 @@ def test_command_without_munge_names_it_and_not_slurms_advice():
 def test_command_that_can_not_read_slurm_conf_advises_the_clusters_repair():
     said = "sinfo: fatal: Unable to process configuration file"
     slurm, _, _ = client(Step(("sinfo", "..."), stderr=said, rc=1))
-    with rejected("slurm-command-failed", SlurmError, said) as caught:
+    with rejected("slurm-refused/command", SlurmError, said) as caught:
         slurm.nodes()
     assert caught.value.fix == slurm.advice.repair
 
@@ -305,7 +306,7 @@ def test_account_of_the_proof_is_none_of_a_users_jobs():
 
 def test_accounting_json_that_is_cut_is_refused():
     slurm, _, _ = client(Step(("sacct", "..."), '{"jobs": [{"job_id": 15, "st'))
-    with rejected("slurm-answer-garbled", SlurmError):
+    with rejected("internal/slurm-answer", SlurmError):
         slurm.accounting("15")
 
 
@@ -357,7 +358,7 @@ def test_wait_for_slurmctld_has_a_limit(step: Step, code: str, error: type[Unrea
     assert step is LOST or "20" in str(caught.value)
     # Other failures are not tried again.
     slurm, _, _ = client(Step(("squeue", "..."), stderr="squeue: error: Invalid user", rc=1))
-    with rejected("slurm-command-failed", SlurmError):
+    with rejected("slurm-refused/command", SlurmError):
         slurm.own_jobs()
 
 

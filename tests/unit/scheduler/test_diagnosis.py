@@ -19,6 +19,7 @@ from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.excerpt import OF_OTHERS
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.history import Attempt
+from tests.support.messages import condition
 
 JOB = JobInfo(
     number=12,
@@ -705,7 +706,7 @@ def test_exception_of_another_rank_is_said_to_be_of_another() -> None:
 
 def test_answer_has_the_facts_the_shown_lines_and_the_hints() -> None:
     found = diagnosis_of(TRACEBACK + "OSError: [Errno 28] No space left on device\n").as_dict()
-    assert (found["code"], found["exit_code"]) == ("python-exception", 1)
+    assert (condition(found), found["exit_code"]) == ("python-exception", 1)
     assert found["shown"]["exception"] == found["lines"][-1]
     assert found["facts"]["lost"] == {}
     (hint,) = found["hints"]

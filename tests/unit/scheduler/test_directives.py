@@ -15,6 +15,7 @@ from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_file import jobs_of_file
+from tests.support.messages import condition
 from tests.support.played.batch import INVENTORY, rendered, user_script
 
 SITE = site_of(INVENTORY)
@@ -248,14 +249,14 @@ def test_line_that_contradicts_a_flag_is_refused_by_name(
     script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n{lines}\ntrue\n")
     job = JobSpec(name="own", script=script, **flags)
     (fault,) = check_directives(SITE, Request.read(job))
-    assert fault.code == "directive-refused"
+    assert condition(fault) == "option-invalid/directive"
     assert [text for text in shown if text not in str(fault)] == []
 
 
 def test_heterogeneous_job_is_refused(tmp_path: Path) -> None:
     script = user_script(tmp_path, "het.sh", "#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n")
     (fault,) = check_directives(SITE, Request.read(JobSpec(name="h", script=script)))
-    assert (fault.code, "het.sh" in str(fault.where)) == ("heterogeneous-job", True)
+    assert (condition(fault), "het.sh" in str(fault.where)) == ("unsupported/heterogeneous", True)
 
 
 def test_directives_end_at_the_first_command() -> None:

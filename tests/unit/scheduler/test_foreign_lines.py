@@ -14,6 +14,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
+from tests.support.messages import condition
 
 SCRIPTS = [
     # The first is a script of a user.
@@ -66,8 +67,8 @@ def test_lines_that_would_not_fit_the_cluster_are_named(tmp_path: Path) -> None:
     site = site_of(inventory_with(PartitionFacts("train", ("c-1",), max_time=3600)))
     request = Request.read(JobSpec(name="a", script=script))
     assert [*site.faults(request)] == []
-    assert [(fault.code, fault.where) for fault in unfit_foreign_lines(site, request)] == [
-        ("unknown-partition", "`#PBS -q gone -N a` in line 2 of old.sh"),
-        ("too-many-nodes", "`#PBS -l nodes=9:ppn=1` in line 3 of old.sh"),
-        ("time-above-limit", "`#PBS -l walltime=99:00:00` in line 4 of old.sh"),
+    assert [(condition(fault), fault.where) for fault in unfit_foreign_lines(site, request)] == [
+        ("not-found/partition", "`#PBS -q gone -N a` in line 2 of old.sh"),
+        ("job-unfit/nodes", "`#PBS -l nodes=9:ppn=1` in line 3 of old.sh"),
+        ("job-unfit/time", "`#PBS -l walltime=99:00:00` in line 4 of old.sh"),
     ]

@@ -16,7 +16,7 @@ from clusterctl.scheduler.mpirun import JobRequest, MpirunClient, job_info
 from clusterctl.scheduler.remote_jobs import open_new, read
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.scripted import Call, ScriptedTransport, Step
 
 START = JobRequest("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
@@ -128,12 +128,12 @@ def test_unreachable_first_node_is_not_asked_again_at_once():
 
 def test_second_job_is_refused_with_user_and_start_of_the_first():
     mpirun, hosts = client(ctl=[reply(jobs=[record()])], one=[reply(jobs=[record()])])
-    with refused("busy", SchedulerError, "m1", "1970-01-01", "clusterctl cancel m1"):
+    with refused("in-use/hosts", SchedulerError, "m1", "1970-01-01", "clusterctl cancel m1"):
         mpirun.submit(START)
     assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
     # Or another user's job was faster.
     mpirun, _ = client(ctl=[reply(jobs=[])], one=[health(), reply(busy=record("m4"))])
-    with refused("busy", SchedulerError, "m4"):
+    with refused("in-use/hosts", SchedulerError, "m4"):
         mpirun.submit(START)
 
 
@@ -156,10 +156,10 @@ FAULTS = ("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100")
 def test_unhealthy_node_gets_no_job_until_it_recovers():
     looks = [health(*FAULTS), health()]
     mpirun, hosts = client(ctl=[reply(jobs=[])] * 2, one=[*looks, reply(id="m1")])
-    with refused("unhealthy", SchedulerError, "d-train-1") as caught:
+    with refused("host-unfit/health", SchedulerError, "d-train-1") as caught:
         mpirun.submit(START)
     (failure,) = caught.value.failures
-    assert (failure.code, failure.host) == ("unhealthy", "d-train-1")
+    assert (condition(failure), failure.host) == ("host-unfit/health", "d-train-1")
     assert failure.cause == "; ".join(FAULTS)
     assert mpirun.submit(START) == "m1"
     assert len(hosts["d-train-1"].calls) == 3
@@ -169,13 +169,13 @@ def test_unit_that_systemd_does_not_start_is_job_not_started():
     mpirun, _ = client(
         ctl=[reply(jobs=[])], one=[health(), reply(failed="Failed to start transient service unit")]
     )
-    with refused("job-not-started", SchedulerError):
+    with refused("tool-failed/mpirun", SchedulerError):
         mpirun.submit(START)
 
 
 @pytest.mark.parametrize("bad", ["1", "m0", "m", "m1_2", "M1", "m01", "m1; reboot", ""])
 def test_malformed_job_id_is_refused(bad):
-    with refused("not-a-job-id", UsageError):
+    with refused("option-invalid/job-id", UsageError):
         client()[0].jobs([bad])
 
 
@@ -183,7 +183,7 @@ def test_unknown_job_id_is_an_error():
     mpirun, _ = client(ctl=[reply(jobs=[record(end=ended("success"))])])
     assert mpirun.jobs(["m2"]) == ()
     error = mpirun.unknown(["m2"])
-    assert (error.code, error.what.split()[-1]) == ("unknown-job", "m2")
+    assert (condition(error), error.what.split()[-1]) == ("not-found/job", "m2")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,9 @@ def test_invalid_job_record_is_ignored_alone(job, job_id):
     # It does not block other jobs.
     assert mpirun.submit(START) == "m3"
     if job_id == "m1":
-        assert [error.code for error in mpirun.cancel(["m1"]).values()] == ["job-hosts-unknown"]
+        assert [condition(error) for error in mpirun.cancel(["m1"]).values()] == [
+            "not-found/job-nodes"
+        ]
 
 
 def test_read_of_anything_but_a_record_is_none(tmp_path):

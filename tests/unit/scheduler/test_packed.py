@@ -14,6 +14,7 @@ from clusterctl.spec.job import JobSpec, job_of
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
+from tests.support.messages import condition
 
 SITE = site_of(inventory_with(PartitionFacts("train", ("d-train-1", "d-train-2")), max_array=11))
 
@@ -87,9 +88,9 @@ def test_packed_tasks_are_a_single_job_without_an_array(
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({}, "pack-without-tasks"),
-        ({"array": "0-20000"}, "too-many-packed-tasks"),
-        ({"array": "1,2,0-400000000:3%4"}, "too-many-packed-tasks"),
+        ({}, "option-invalid/pack"),
+        ({"array": "0-20000"}, "job-unfit/packed-tasks"),
+        ({"array": "1,2,0-400000000:3%4"}, "job-unfit/packed-tasks"),
         ({"array": "0-3", "ranks": 2}, "options-exclusive"),
         ({"array": "0-3", "launcher": "mpirun"}, "options-exclusive"),
     ],
@@ -98,4 +99,4 @@ def test_pack_without_tasks_or_with_ranks_is_refused(
     tmp_path: Path, options: dict[str, Any], code: str
 ) -> None:
     fitted = fitted_to(SITE, Request.read(job(tmp_path, pack=True, **options)))
-    assert [fault.code for fault in SITE.faults(fitted)] == [code]
+    assert [condition(fault) for fault in SITE.faults(fitted)] == [code]

@@ -275,7 +275,7 @@ def test_output_before_the_answer_is_ignored():
 
 @pytest.mark.parametrize("text", ["what", capture("squeue")[:-20], "a\x1fb\x1f"])
 def test_truncated_answer_is_an_error(text):
-    with refused("slurm-answer-garbled", SlurmError) as caught:
+    with refused("internal/slurm-answer", SlurmError) as caught:
         squeue(text)
     assert caught.value.why.isprintable()
 

@@ -16,7 +16,7 @@ from clusterctl.spec.job_file import jobs_of_file
 from clusterctl.spec.names import Launcher
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 SITE = site_of(
     inventory_with(
@@ -64,31 +64,32 @@ OLD = [
     (
         "--partition=regular\n--nodes=5\n--time=2-0\n--wrap=hostname",
         [
-            ("directive-refused", 5),
-            ("unknown-partition", 2),
-            ("too-many-nodes", 3),
+            ("option-invalid/directive", 5),
+            ("not-found/partition", 2),
+            ("job-unfit/nodes", 3),
         ],
     ),
     (
         "--partition=train\n--nodes=3\n--time=2:00:00\n--gres=gpu:4",
-        [("too-many-nodes", 3), ("node-too-small", 5), ("time-above-limit", 4)],
+        [("job-unfit/nodes", 3), ("job-unfit/node-size", 5), ("job-unfit/time", 4)],
     ),
     (
         "hetjob\n--nodes=3\n--comment='open\n--array=0-99999999",
         [
-            ("heterogeneous-job", 2),
-            ("directive-refused", 4),
-            ("too-many-nodes", 3),
-            ("array-too-large", 5),
+            ("unsupported/heterogeneous", 2),
+            ("option-invalid/directive", 4),
+            ("job-unfit/nodes", 3),
+            ("job-unfit/array-index", 5),
         ],
     ),
     ("--partition=long,train\n--nodes=2-4\n--time=UNLIMITED", []),
     (
         "--nodes=two\n--time=30m\n-n x\n--mem-per-cpu=lots\n--partition=gone",
-        [("directive-refused", line) for line in (2, 3, 4, 5)] + [("unknown-partition", 6)],
+        [("option-invalid/directive", line) for line in (2, 3, 4, 5)]
+        + [("not-found/partition", 6)],
     ),
     ("--nodes=1-2\n--time=0-0:30\n--mem=1g\n-n 2", []),
-    ("--partition=gone,train,old", [("unknown-partition", 2), ("unknown-partition", 2)]),
+    ("--partition=gone,train,old", [("not-found/partition", 2), ("not-found/partition", 2)]),
 ]
 
 
@@ -97,17 +98,19 @@ def test_all_wrong_lines_are_told_at_once(
     tmp_path: Path, lines: str, expected: list[tuple[str, int]]
 ) -> None:
     faults = [*SITE.faults(request_of(tmp_path, lines))]
-    assert [fault.code for fault in faults] == [code for code, _ in expected]
+    assert [condition(fault) for fault in faults] == [code for code, _ in expected]
     for fault, (_, line) in zip(faults, expected, strict=True):
         assert f"line {line} of job.sh" in str(fault)
 
 
 def test_wrong_flags_and_lines_are_one_error(tmp_path: Path) -> None:
     request = request_of(tmp_path, "--nodes=9", partition="gone", mount=("/a",))
-    with refused("several-faults", UsageError, "--partition", "line 2", "--mount") as caught:
+    with refused(
+        "option-invalid/several", UsageError, "--partition", "line 2", "--mount"
+    ) as caught:
         raise_together(SITE.faults(request))
-    codes = [failure.code for failure in caught.value.failures]
-    assert codes == ["unknown-partition", "too-many-nodes", "option-needs-option"]
+    codes = [condition(failure) for failure in caught.value.failures]
+    assert codes == ["not-found/partition", "job-unfit/nodes", "option-invalid/option-missing"]
 
 
 @pytest.mark.parametrize(
@@ -125,5 +128,5 @@ def test_scaling_with_what_it_sets_is_refused(
     tmp_path: Path, lines: str, options: dict[str, Any], faults: int
 ) -> None:
     request = request_of(tmp_path, lines, scaling={"nodes": "1,2"}, **options)
-    codes = [fault.code for fault in SITE.faults(request)]
+    codes = [condition(fault) for fault in SITE.faults(request)]
     assert codes.count("options-exclusive") == faults

@@ -19,7 +19,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 from tests.support.scripted import ScriptedTransport
 
 TRAIN = PartitionFacts("train", ("d-train-1",))
@@ -90,7 +90,7 @@ def test_site_that_chooses_the_partition_gets_jobs_without_one() -> None:
 def test_slurm_operations_without_slurm_are_refused() -> None:
     for site in (OWN, FOREIGN):
         site.reject_without_slurm()
-    with refused("needs-slurm", UsageError):
+    with refused("unsupported/slurm", UsageError):
         MPIRUN.reject_without_slurm()
 
 
@@ -99,7 +99,7 @@ def test_dependencies_are_refused_without_slurm() -> None:
     for site in (OWN, FOREIGN):
         assert [*site.faults(Request.read(job))] == []
     (fault,) = MPIRUN.faults(Request.read(job))
-    assert (fault.code, "--after" in fault.what) == ("needs-slurm", True)
+    assert (condition(fault), "--after" in fault.what) == ("unsupported/slurm", True)
 
 
 def test_foreign_site_plans_no_change_of_the_inventory() -> None:
@@ -120,5 +120,5 @@ def test_site_has_the_client_of_its_scheduler() -> None:
 def test_unknown_partition_error_lists_the_partitions() -> None:
     for site in (OWN, FOREIGN, MPIRUN):
         error = site.unknown_partition("gpu")
-        assert (error.code, error.fix.endswith("train")) == ("unknown-partition", True)
+        assert (condition(error), error.fix.endswith("train")) == ("not-found/partition", True)
         assert ("clusterctl attach" in error.fix) is (site is FOREIGN)

@@ -16,6 +16,7 @@ from clusterctl.scheduler.slurm_conf import render_files
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import Launcher
 from tests.support.inventories import inventory_with
+from tests.support.messages import condition
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
@@ -48,7 +49,7 @@ def test_script_with_mpi_pmix_is_rejected_without_pmix(tmp_path: Path, asks: str
     job = JobSpec(name="job", script=script)
     script.write_text(f"#!/bin/bash\n{asks}\n")
     (fault,) = check_pmix(WITHOUT_PMIX, Request.read(job))
-    assert (fault.code, fault.where) == ("no-pmix", str(script))
+    assert (condition(fault), fault.where) == ("job-unfit/pmix", str(script))
     assert "`mpirun PROGRAM`" in fault.fix
     assert [*check_pmix(site_of(inventory_with()), Request.read(job))] == []
     script.write_text(f"#!/bin/bash\n# not {asks}\nmpirun ./solver\nsrun --mpi=none hostname\n")

@@ -71,5 +71,5 @@ def test_limits_of_an_empty_file_are_the_defaults(tmp_path: Path, text: str) -> 
 
 def test_limits_behind_a_dangling_link_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").symlink_to(tmp_path / "gone.yaml")
-    with refused("no-such-file"):
+    with refused("not-found/file"):
         read_limits(tmp_path / "config.yaml")

@@ -104,7 +104,7 @@ def read(folder: Path) -> Read:
 
 def problems(read: Read, text: str) -> list[str]:
     """Return of each problem its place, its key, its code, and the name that is probably meant."""
-    with refused("spec", SpecError, where="") as caught:
+    with refused("spec-invalid", SpecError, where="") as caught:
         read(text)
     return [
         f"{p.line}:{p.column} {p.key}: {p.code} {p.hint.partition('did you mean ')[2]}".rstrip(" ?")
@@ -247,9 +247,9 @@ def test_name_null_is_the_name_of_the_program(read: Read) -> None:
 
 
 def test_unknown_variant_is_refused_with_the_known_ones(read: Read) -> None:
-    with refused("unknown-variant", UsageError, fix="did you mean big?"):
+    with refused("not-found/variant", UsageError, fix="did you mean big?"):
         read(SWEEP, variants=("bgi",))
-    with refused("unknown-variant", UsageError) as caught:
+    with refused("not-found/variant", UsageError) as caught:
         read(SWEEP, variants=("zzz",))
     assert "small, big, bundled" in caught.value.fix
 
@@ -307,8 +307,8 @@ variants:
         ("nodes: 2\n", "1:1 job: job-missing"),
         ("jb: train\n", "1:1 jb: unknown-key job"),
         ("job: 5\n", "1:6 job: wrong-type"),
-        ("job: trian\n", "1:6 job: unknown-job-type train"),
-        ("job: ./tarin.py\n", "1:6 job: unknown-job-type train.py"),
+        ("job: trian\n", "1:6 job: bundled-job train"),
+        ("job: ./tarin.py\n", "1:6 job: bundled-job train.py"),
         ("job: train\nvariants:\n  a: {job: images}\n", "3:12 variants.a.job: file-unreadable"),
         ('job: train\nrequeue: "yes"\n', "2:10 requeue: wrong-type"),
         ("job: train\nvariants:\n  a: {folder: 0}\n", "3:15 variants.a.folder: wrong-type"),
@@ -337,13 +337,13 @@ def test_pattern_that_never_matches_is_refused(read: Read, key: str, pattern: st
 
 
 def test_cluster_spec_as_job_file_is_refused(read: Read) -> None:
-    with refused("spec-not-a-job-file", UsageError) as caught:
+    with refused("file-invalid/job-file", UsageError) as caught:
         read("version: 1\nname: demo\npartitions:\n  - {name: train, nodes: 2}\n")
     assert "up" in caught.value.fix
 
 
 def test_missing_file_is_refused(folder: Path) -> None:
-    with refused("no-such-file", UsageError):
+    with refused("not-found/file", UsageError):
         jobs_of_file(folder / "none.yaml", {})
 
 
@@ -393,9 +393,9 @@ CONDA = "name: train\nchannels: [conda-forge]\ndependencies: [python=3.12, numpy
 def test_file_of_another_tool_is_named(folder: Path, text: str, tool: str) -> None:
     path = folder / "task.yaml"
     path.write_text(text)
-    with refused("file-of-another-tool", UsageError, tool):
+    with refused("file-invalid/other-tool", UsageError, tool):
         jobs_of_file(path, {})
-    with refused("file-of-another-tool", UsageError, tool):
+    with refused("file-invalid/other-tool", UsageError, tool):
         read_spec(path)
 
 

@@ -135,7 +135,7 @@ def test_option_of_slurm_is_refused_without_slurm(name: str) -> None:
     if name in WITHOUT_SLURM:
         assert not OPTIONS[name].needs_slurm
         return
-    with refused("needs-slurm", UsageError, OPTIONS[name].flag):
+    with refused("unsupported/slurm", UsageError, OPTIONS[name].flag):
         raise_together(site.faults(Request.read(job)))
 
 

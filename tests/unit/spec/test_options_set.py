@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options, options_set
-from tests.support.messages import refused
+from tests.support.messages import condition, refused
 
 
 def options_of(*entries: str, **flags: object) -> JobOptions:
@@ -51,14 +51,14 @@ def test_options_set_joins_the_keys_of_a_sweep_with_its_flag() -> None:
 
 
 def test_options_set_suggests_only_a_key_with_the_same_first_letter() -> None:
-    with refused("unknown-job-key", UsageError) as found:
+    with refused("option-invalid/job-key", UsageError) as found:
         options_set(["variants=a"], {})
     assert "did you mean" not in found.value.fix
 
 
 @pytest.mark.parametrize("entry", ["chian=7d", "chain", "chain.x=1", "args=x", "=1", "job=x"])
 def test_options_set_of_no_key_is_refused(entry: str) -> None:
-    with refused("unknown-job-key", UsageError, exit_code=2):
+    with refused("option-invalid/job-key", UsageError, exit_code=2):
         options_set([entry], {})
 
 
@@ -92,12 +92,12 @@ def test_wrong_value_set_names_its_key(entry: str, name: str) -> None:
 
 
 def test_all_wrong_keys_are_told_at_once() -> None:
-    with refused("several-faults", UsageError) as caught:
+    with refused("option-invalid/several", UsageError) as caught:
         options_set(["chian=7d", "nodes=3", "chain=1h", "wat=1"], {"nodes": 2})
-    assert [failure.code for failure in caught.value.failures] == [
-        "unknown-job-key",
+    assert [condition(failure) for failure in caught.value.failures] == [
+        "option-invalid/job-key",
         "options-exclusive",
-        "unknown-job-key",
+        "option-invalid/job-key",
     ]
 
 

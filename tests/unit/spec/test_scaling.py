@@ -102,7 +102,7 @@ def test_weak_scaling_leaves_an_own_program_its_arguments(
         ("goal-unknown", {"scaling": {"nodes": "1,2", "time_to": "widgets=2"}}),
         ("goal-without-metric", {"scaling": {"nodes": "1,2", "goal": "max"}}),
         ("options-exclusive", {"scaling": {"nodes": "1,2"}, "nodes": 2}),
-        ("weak-without-batch", {"scaling": {"nodes": "1,2", "weak": True}}),
+        ("weak", {"scaling": {"nodes": "1,2", "weak": True}}),
         (
             "options-exclusive",
             {"scaling": {"nodes": "1,2", "weak": True}, "sweep": ["global-batch-size=32,64"]},

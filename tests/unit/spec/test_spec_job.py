@@ -110,7 +110,7 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
 )
 def test_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
     error = refused(**{flag: value})
-    assert error.code == code
+    assert error.about == code
     assert error.what.startswith(OPTIONS[flag].flag.removesuffix("="))
     shown = (
         str(value[0]).removesuffix("=1").removeprefix("A=")
@@ -126,7 +126,7 @@ def test_descending_range_of_an_array_names_the_ascending_one() -> None:
 
 def test_null_byte_in_the_arguments_is_refused() -> None:
     error = refused(args=["a\0b"])
-    assert error.code == "null-byte"
+    assert error.about == "null-byte"
     assert r"'a\x00b'" in error.what
 
 
@@ -139,13 +139,13 @@ def test_image_is_a_local_file_or_a_path_on_the_cluster(folder: Path) -> None:
 
 def test_argument_that_is_not_text_is_refused() -> None:
     error = refused(args=["\udcff"])
-    assert error.code == "not-utf8"
+    assert error.about == "not-utf8"
     assert " -- " not in error.what
 
 
 def test_wrong_flags_are_reported_together() -> None:
     error = refused(nodes=0, time="soon", array="x")
-    assert error.code == "bad-flags"
+    assert error.about == "flags"
     assert {failure.cause.split(" ")[0].rstrip(":") for failure in error.failures} == {
         "--nodes",
         "--time",
@@ -194,7 +194,7 @@ def test_job_of_a_script_path_is_that_script(
 )
 def test_file_that_is_not_a_script_is_refused(folder: Path, content: bytes) -> None:
     (folder / "a").write_bytes(content)
-    assert refused("a").code == "not-a-script"
+    assert refused("a").about == "script"
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ def test_file_that_is_not_a_script_has_the_fix_of_its_kind(
 ) -> None:
     (folder / name).write_text("all:\n")
     error = refused(name)
-    assert (error.code, fix in error.fix) == ("not-a-script", True), error.fix
+    assert (error.about, fix in error.fix) == ("script", True), error.fix
 
 
 def test_compiled_program_is_started_by_a_script(folder: Path) -> None:
     (folder / "a").write_bytes(b"\x7fELF\x02")
     error = refused("a")
-    assert error.code == "not-a-script"
+    assert error.about == "script"
     assert error.fix.endswith("srun ./a")
 
 
@@ -249,7 +249,7 @@ def test_bundled_name_wins_over_a_file(folder: Path) -> None:
 
 
 def test_missing_script_in_a_missing_folder(folder: Path) -> None:
-    assert refused("no/where/a.sh").code == "unknown-job-type"
+    assert refused("no/where/a.sh").about == "bundled-job"
 
 
 def test_folder_as_job_is_refused(folder: Path) -> None:
@@ -333,7 +333,7 @@ def test_secret_is_refused_without_its_value(
     if content is not None:
         file.write_bytes(content)
     error = refused(secret=[f"TOKEN={file}"])
-    assert error.code == code
+    assert error.about == code
     assert "canary" not in f"{error} {error.fix}"
 
 
@@ -347,6 +347,6 @@ def test_secret_takes_variable_or_file_and_is_nowhere_in_the_record(
     assert values == {"TOKEN": "canary-1", "HERE": "canary-2"}
     assert job.record["secret"] == ("TOKEN", "HERE")
     assert "canary" not in f"{job!r} {job.record} {job.model_dump_json()}"
-    assert refused(secret=["NOT_SET_HERE"]).code == "secret-without-value"
-    assert refused(secret=["SLURM_X=/x"]).code in {"secret-without-value", "variable-reserved"}
+    assert refused(secret=["NOT_SET_HERE"]).about == "secret-without-value"
+    assert refused(secret=["SLURM_X=/x"]).about in {"secret-without-value", "variable-reserved"}
     assert refused(secret=["HERE"], env=["HERE=1"]).code == "options-exclusive"

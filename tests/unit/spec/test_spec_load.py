@@ -59,7 +59,7 @@ def test_dangling_link_is_found_and_then_missing(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone")
     path = find_spec(tmp_path)
     assert path is not None
-    with refused("no-such-file", UsageError):
+    with refused("not-found/file", UsageError):
         load_spec(path, current_user=ADA)
 
 

@@ -121,7 +121,7 @@ def test_wrong_key_is_refused_at_its_line(tmp_path: Path, entry: str, code: str)
 
 def test_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, OTHER, ED25519, f"no-pty {OTHER} another comment")
-    assert codes_of(error) == ["spec", "value-twice"]
+    assert codes_of(error) == ["spec-invalid", "value-twice"]
     assert [(problem.code, problem.line) for problem in error.problems] == [("value-twice", 10)]
 
 

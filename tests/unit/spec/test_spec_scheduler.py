@@ -150,6 +150,6 @@ def test_image_of_unknown_distribution_has_only_its_own_slurm(key: str, more: st
     )
     refused = image_error(parse_spec(f"{text}{more}\n", "c.yaml"))
     assert refused is not None
-    assert refused.code == "image-distribution-unknown"
+    assert refused.about == "image-unknown"
     assert refused.where == key
     assert image_error(parse_spec(text, "c.yaml")) is None

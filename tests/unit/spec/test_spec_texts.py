@@ -124,7 +124,7 @@ class TestInit:
 
 
 def test_init_for_a_provider_that_is_not_built() -> None:
-    with refused("unknown-provider", UsageError, fix="did you mean local?"):
+    with refused("not-found/provider", UsageError, fix="did you mean local?"):
         starter_spec("locall")
 
 

@@ -111,7 +111,7 @@ def test_inventory_without_a_user_is_read_but_not_for_jobs(workspace: Workspace)
     record = json.loads(INVENTORY.text) | {"job_user": None}
     workspace.inventory.write_text(json.dumps(record))
     assert inventory_of_workspace(workspace) == replace(INVENTORY, job_user="")
-    with refused("inventory-damaged", UsageError):
+    with refused("record-damaged/cluster", UsageError):
         job_inventory(workspace)
 
 
@@ -152,13 +152,13 @@ def test_inventory_has_the_recorded_values(change: dict[str, Any], values: dict[
 def test_damaged_record_is_refused(workspace: Workspace, change: dict[str, Any]) -> None:
     known = json.loads(workspace.inventory.read_bytes())
     workspace.inventory.write_text(json.dumps(known | change))
-    with refused("inventory-damaged", UsageError):
+    with refused("record-damaged/cluster", UsageError):
         job_inventory(workspace)
 
 
 def test_cluster_without_a_record_is_not_up(workspace: Workspace) -> None:
     workspace.inventory.write_text("{")
-    with refused("inventory-damaged", UsageError):
+    with refused("record-damaged/cluster", UsageError):
         job_inventory(workspace)
     workspace.inventory.unlink()
     with refused("not-up", NotUpError):
@@ -168,7 +168,7 @@ def test_cluster_without_a_record_is_not_up(workspace: Workspace) -> None:
 def test_record_of_an_attached_cluster_is_written_by_attach_only(workspace: Workspace) -> None:
     workspace.login.write_text("ada@login\n")
     workspace.inventory.write_text("{")
-    with refused("inventory-damaged", UsageError, "`clusterctl attach`"):
+    with refused("record-damaged/cluster", UsageError, "`clusterctl attach`"):
         job_inventory(workspace)
     workspace.inventory.unlink()
     with refused("not-up", NotUpError, "`clusterctl attach`"):

@@ -37,7 +37,7 @@ def test_id_is_of_the_cluster_that_it_names(
     assert (cluster_of(name), is_id(name)) == (cluster, cluster is None)
     assert job_id_of(name, Ledger(tmp_path / "state" / "d" / "jobs.jsonl")) == job_id
     if cluster:
-        with refused("run-of-other-cluster", UsageError):
+        with refused("not-found/run-of-cluster", UsageError):
             job_id_of(name.replace("d/", "other/"), Ledger(tmp_path / "d" / "jobs.jsonl"))
 
 
@@ -53,5 +53,5 @@ def test_name_that_is_no_id_and_no_folder_is_refused_with_the_right_forms(
 ) -> None:
     assert not is_id(name)
     for find in (cluster_of, lambda text: job_id_of(text, Ledger(tmp_path / "d" / "jobs.jsonl"))):
-        with refused("unknown-run", UsageError, "12_3", "CLUSTER/12", "12_[1-3]"):
+        with refused("not-found/run", UsageError, "12_3", "CLUSTER/12", "12_[1-3]"):
             find(name)

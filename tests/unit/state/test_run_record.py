@@ -12,12 +12,12 @@ from tests.unit.runs.made import made_run
 def test_read_names_the_key_that_is_wrong(tmp_path: Path) -> None:
     file = made_run(tmp_path).directory / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "final": "perhaps"}))
-    with refused("run-damaged", CollectError, where=str(file)) as caught:
+    with refused("not-found/run-original", CollectError, where=str(file)) as caught:
         RunRecord.load(file.parent)
     assert caught.value.why.partition(": ")[0] == "final"
 
 
 def test_read_of_invalid_json_names_the_position(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"id": ')
-    with refused("not-a-run", CollectError, "line 1"):
+    with refused("file-invalid/run", CollectError, "line 1"):
         RunRecord.load(tmp_path)

@@ -109,7 +109,10 @@ def test_cluster_id_damaged_without_inventory_is_refused(
         workspace.inventory.write_text(inventory)
     for read in (workspace.known_id, workspace.cluster_id):
         with refused(
-            "id-damaged", MachineError, str(workspace.root / "id"), "clusterctl orphans list demo"
+            "record-damaged/id",
+            MachineError,
+            str(workspace.root / "id"),
+            "clusterctl orphans list demo",
         ):
             read()
     assert (workspace.root / "id").read_text() == ""
@@ -119,7 +122,7 @@ def test_cluster_id_damaged_without_inventory_is_refused(
 def test_damaged_munge_key_is_refused_and_kept(workspace: Workspace, size: int) -> None:
     workspace.create()
     workspace.munge_key.write_bytes(bytes(size))
-    with refused("munge-key-damaged", MachineError, str(workspace.munge_key)):
+    with refused("record-damaged/munge-key", MachineError, str(workspace.munge_key)):
         workspace.create_secrets()
     assert workspace.munge_key.read_bytes() == bytes(size)
 
@@ -171,7 +174,7 @@ def test_damaged_ssh_key_is_refused_and_not_replaced(
         workspace.create_secrets()
         assert workspace.key.read_bytes() != intact
         return
-    with refused("ssh-key-damaged", MachineError, str(workspace.key)):
+    with refused("record-damaged/ssh-key", MachineError, str(workspace.key)):
         workspace.create_secrets()
     assert (workspace.key.read_bytes() if workspace.key.exists() else None) == damaged
 

@@ -21,6 +21,7 @@ FAILURE = {
     "phase": None,
     "fix": "",
     "retryable": False,
+    "about": "",
 }
 
 

@@ -24,5 +24,5 @@ def test_host_that_is_off_is_started_by_up_only_if_clusterctl_made_it(
 
 
 def test_missing_python_is_named_and_no_other_program() -> None:
-    codes = [command_error("login", [name], 127, "not found").code for name in ("python3", "srun")]
-    assert codes == ["python-gone", "command-failed"]
+    errors = [command_error("login", [name], 127, "not found") for name in ("python3", "srun")]
+    assert [error.about for error in errors] == ["python", "command"]

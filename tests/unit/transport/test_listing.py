@@ -46,7 +46,7 @@ FOLDER = row(b"a", "folder")
     ],
 )
 def test_listing_that_no_honest_host_sends_is_refused(lines: list[bytes]) -> None:
-    with refused("answer-garbled", TransferError) as caught:
+    with refused("internal/answer", TransferError) as caught:
         parse_listing(lines)
     assert caught.value.why.isprintable()
 
@@ -56,7 +56,7 @@ def test_listing_of_long_names_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     lines.
     """
     monkeypatch.setattr(get, "_MOST_BYTES", 100)
-    with refused("answer-garbled", TransferError):
+    with refused("internal/answer", TransferError):
         parse_listing([row(b"%03d" % number * 80) for number in range(4)])
 
 

@@ -43,7 +43,7 @@ def test_checked_login_keeps_a_destination_of_ssh(login: str) -> None:
     ],
 )
 def test_checked_login_refuses_text_that_ssh_can_not_take(login: str) -> None:
-    with refused("login-form", UsageError):
+    with refused("option-invalid/login", UsageError):
         checked_login(login)
 
 

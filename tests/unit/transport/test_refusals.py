@@ -9,6 +9,7 @@ import pytest
 from clusterctl.errors import KeyRefusedError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.refusals import connection_error, proxy_of
+from tests.support.messages import condition
 
 DENIED = "clusterctl@10.1.1.2: Permission denied (publickey)."
 
@@ -27,7 +28,11 @@ DENIED = "clusterctl@10.1.1.2: Permission denied (publickey)."
 def test_key_that_ssh_can_not_load_is_named(tmp_path: Path, line: str, reason: str) -> None:
     error = connection_error("demo-ctl", tmp_path / "ssh_config", f"{line}\r\n{DENIED}\r\n", "hpc")
     assert isinstance(error, KeyRefusedError)
-    assert (error.code, error.where, error.why) == ("ssh-key-damaged", "/h/demo/id_ed25519", reason)
+    assert (condition(error), error.where, error.why) == (
+        "record-damaged/ssh-key",
+        "/h/demo/id_ed25519",
+        reason,
+    )
     assert "clusterctl down --discard" in error.fix
 
 
@@ -38,16 +43,24 @@ def test_refused_login_of_the_owner_names_the_login(tmp_path: Path) -> None:
     workspace.ssh_config.write_text("\nHost head\n    User alice\n")
     said = f'Load key "/h/a/.ssh/old": invalid format\r\n{DENIED}\r\n'
     error = connection_error("head", workspace.ssh_config, said)
-    assert error.code == "key-refused"
+    assert condition(error) == "login-refused/key"
     assert "alice" in error.what
 
 
 @pytest.mark.parametrize(
     ("said", "where", "code"),
     [
-        ("/h/a/.ssh/config: terminating, 1 bad configuration options", "", "ssh-config-mistake"),
-        ("Bad owner or permissions on /h/a/.ssh/config", "", "ssh-config-mistake"),
-        ("{config}: terminating, 1 bad configuration options", "{config}", "ssh-config-incomplete"),
+        (
+            "/h/a/.ssh/config: terminating, 1 bad configuration options",
+            "",
+            "file-invalid/ssh-config",
+        ),
+        ("Bad owner or permissions on /h/a/.ssh/config", "", "file-invalid/ssh-config"),
+        (
+            "{config}: terminating, 1 bad configuration options",
+            "{config}",
+            "record-damaged/ssh-config",
+        ),
     ],
 )
 def test_mistake_in_an_ssh_config_names_the_file(
@@ -55,7 +68,10 @@ def test_mistake_in_an_ssh_config_names_the_file(
 ) -> None:
     config = tmp_path / "ssh_config"
     error = connection_error("head", config, said.format(config=config))
-    assert (error.code, error.where) == (code, where.format(config=config) or "/h/a/.ssh/config")
+    assert (condition(error), error.where) == (
+        code,
+        where.format(config=config) or "/h/a/.ssh/config",
+    )
 
 
 @pytest.mark.parametrize(
