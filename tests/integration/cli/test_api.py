@@ -207,7 +207,7 @@ def test_api_with_wrong_arguments_raises_usage_error(played_session: Session) ->
     for call, code in (
         (lambda: demo.submit("train", nods=2), "not-found/name"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", wait=True), "not-found/name"),  # type: ignore[call-arg]
-        (lambda: demo.submit("train", nodes=0), "out-of-range"),
+        (lambda: demo.submit("train", nodes=0), "option-invalid/out-of-range"),
         (lambda: demo.submit("train", env={"B": "x", "A": 1}), "wrong-type"),  # type: ignore[dict-item]
         (
             lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"),

@@ -22,7 +22,7 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.workspace import Workspace
 from tests.support.manual import ROOT, assert_shown
-from tests.support.messages import codes, condition
+from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 
 CAPTURES = Path(__file__).parents[2] / "unit/existing/captures"
@@ -104,7 +104,10 @@ def test_failed_proof_has_a_fix(state: Literal["failed", "refused"], names: bool
     assert [fact.is_problem for fact in proof_facts(proof, ())] == [True]
     failure = proof_failure(attached(other_modules=("openmpi/5.0",)), proof)
     assert failure is not None
-    assert (condition(failure), failure.cause) == (f"proof-{state}", "the words of the site")
+    assert (failure.code, failure.cause) == (
+        "not-ready" if state == "failed" else "slurm-refused",
+        "the words of the site",
+    )
     assert failure.fix is not None
     assert ("openmpi/5.0" in failure.fix) == names
     # Lmod lists no module that needs another one.

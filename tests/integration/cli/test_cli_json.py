@@ -26,6 +26,7 @@ ANSWERS: dict[str, list[str]] = {
     "init": [],
     "validate": [],
     "schema": [],
+    "manual": [],
     "plan": [],
     "list": [],
     "storage list": [],
@@ -34,7 +35,6 @@ ANSWERS: dict[str, list[str]] = {
     "completion": ["bash"],
     "agent limits": [],
     "agent log": [],
-    "agent resume": [],
 }
 # Verbs that need one, and the words that they can't do without. What they answer: tests/e2e.
 NEED_A_CLUSTER: dict[str, list[str]] = {
@@ -82,7 +82,7 @@ OF_RUNS = {
     "runs rm",
     "report",
 }  # see test_cli_find_runs.py
-FAILURE = {"code", "cause", "host", "phase", "fix", "retryable"}
+FAILURE = {"code", "about", "cause", "host", "phase", "fix", "retryable"}
 SPEC = "version: 1\nname: json\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 1}\n"
 WRONG = SPEC.replace("nodes", "noodles")
 
@@ -161,8 +161,8 @@ def answer_of(program: Callable[[Screen], None], capsys: pytest.CaptureFixture[s
     ("ending", "expected"),
     [
         (KeyboardInterrupt(), (130, "interrupted")),
-        (Terminated.by(signal.SIGTERM), (128 + signal.SIGTERM, "terminated")),
-        (KeyError("x"), (1, "bug")),
+        (Terminated.by(signal.SIGTERM), (128 + signal.SIGTERM, "interrupted/terminated")),
+        (KeyError("x"), (1, "internal")),
     ],
     ids=repr,
 )

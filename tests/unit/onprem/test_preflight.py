@@ -288,10 +288,7 @@ def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> No
         (("error", "cuda-toolkit"), [], True),
         (("error", "slurm-source"), [], True),
         # A new account that a machine of the cluster can't have.
-        *(
-            (("error", code), [], True)
-            for code in ("uid-differs", "uid-taken", "gid-taken")
-        ),
+        *((("error", code), [], True) for code in ("uid-differs", "uid-taken", "gid-taken")),
     ],
 )
 def test_up_stops_at_errors_of_new_hosts(

@@ -25,7 +25,6 @@ FOR_PEOPLE = {
         "mcp",
         "agent limits",
         "agent log",
-        "agent resume",
     ),
     *("attach", "detach", "list", "doctor", "where", "shell", "code", "runs rm"),
     *("image bake", "cache list", "cache prune", "orphans list", "orphans remove"),
