@@ -196,7 +196,7 @@ def test_down_works_on_a_full_disk(
     on_full_disk = Clusterctl(disk.path, tmp_path)
     if fault == "read-only":
         failed = on_full_disk("-o", "json", "--cluster", "demo", "down", "-y", rc=1)
-        assert codes(failed) == ["disk"]
+        assert codes(failed) == ["disk-full/state"]
         disk.recover()
     result = on_full_disk("--cluster", "demo", "down", "-y")
     assert shows(result.stderr, "works-on-a-copy") is (fault != "read-only")
@@ -212,7 +212,7 @@ def test_up_on_a_full_disk_is_a_disk_error_and_list_works(
     disk.suffer(fault)
     failed = on_full_disk("-o", "json", "up", "-y", rc=1)
     (failure,) = failed.json["failures"]
-    assert condition(failure) == "disk"
+    assert condition(failure) == "disk-full/state"
     assert FAULTS[fault] in failure["cause"]
     on_full_disk("list")
     assert {path.name for path in disk.path.iterdir()} <= {".fill", ".local.lock"}
