@@ -55,10 +55,7 @@ def inputs_of_templates(cluster: ClusterContext, inventory: Inventory) -> Mappin
         COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)
     }
     if takes_nodes_by_reconfigure(inventory):
-        controller = {
-            "host": asdict(inventory.controller),
-            "slurm": inventory.slurm,
-        }
+        controller = {"host": asdict(inventory.controller)}
         values = inventory_file.role_variables(spec, inventory, cluster.workspace)
         inputs[CONTROLLER] = controller | values
     return {group: template_hash(ansible_hash(), variables) for group, variables in inputs.items()}

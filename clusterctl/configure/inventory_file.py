@@ -92,26 +92,10 @@ def image_variables(
     return {
         "clusterctl_install_mark": install_mark(),
         "clusterctl_image": True,
-        **_newer_slurm(spec, distribution),
         **_distribution(distribution),
         **_job_packages(wheels, lock),
         **spec_variables(spec, ("common",)),
     }
-
-
-def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
-    """Return an Ansible variable with the source of a newer Slurm. {} if the distribution's Slurm
-    is used.
-    """
-    release = spec.slurm.version or ""
-    if (suite := distribution.newer_slurm.get(release)) is None:
-        return {}
-    source = {
-        "release": release,
-        "suite": suite,
-        "mirror": _literal(str(spec.provider.debian_mirror)),
-    }
-    return {"clusterctl_newer_slurm": source}
 
 
 def class_variables(

@@ -38,13 +38,10 @@ class SlurmNodes(SlurmClient, Nodes):
     """Client for administrators of Slurm. The user of ``transport`` is root.
 
     job_user: the account that the verification job runs as.
-    has_pmix: whether Slurm has the PMIx plugin, so that srun can start MPI ranks; otherwise mpirun
-        does.
     root: clusterctl's folder on each node, with the jobs' Python.
     """
 
     job_user: str = ""
-    has_pmix: bool = True
     root: str = ROOT
 
     drains_nodes = True
@@ -83,27 +80,13 @@ class SlurmNodes(SlurmClient, Nodes):
             *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
             *("bash", "-c", f'[[ ! -r {profile} ]] || . {profile}; exec "$@"', "probe"),
         )
-        launched: tuple[str, ...]
-        if self.has_pmix:
-            # Open MPI 5 needs HOME.
-            exports = "--export=HOME,OMP_NUM_THREADS=1"
-            launched = (
-                "srun",
-                *allocation,
-                "--mpi=pmix",
-                "--kill-on-bad-exit=1",
-                exports,
-                *program,
-            )
-        else:
-            # mpirun runs on the controller and starts the ranks on the nodes of salloc's
-            # allocation.
-            start = ("salloc", "--quiet", *allocation, *program)
-            launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
         argv = (
             *as_user(self.job_user),
             *("timeout", "--kill-after=5", str(patience_s)),
-            *launched,
+            *("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1"),
+            # Open MPI 5 needs HOME.
+            "--export=HOME,OMP_NUM_THREADS=1",
+            *program,
             *verification_argv(self.root, hosts),
         )
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
@@ -139,7 +122,6 @@ def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIE
             RootTransport(controller),
             patience_s=patience_s,
             job_user=inventory.job_user,
-            has_pmix=inventory.pmix,
             root=inventory.root,
         )
     return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)

@@ -35,7 +35,7 @@ FENCE = "/opt/clusterctl/fence"
 # The memory that the kernel reports varies by some MiB between boots, and Slurm drains a node with
 # less memory than configured.
 _MEMORY_PROMISED = 0.98
-# The first release with `CgroupPlugin=disabled`; tested with this release and 26.05.
+# The first release with `CgroupPlugin=disabled`.
 _DISABLES_CGROUPS = "24.11"
 # From 23.11, `scontrol reconfigure` makes the daemons re-execute themselves: scontrol(1). Before
 # 23.11.8 that could lose credentials and crash slurmctld (Slurm's CHANGELOG/slurm-23.11.md), and
@@ -152,7 +152,7 @@ def format_gres(gpus: Iterable[Gpu]) -> str:
 
 
 def _release(inventory: Inventory) -> str:
-    return inventory.slurm or inventory.distribution.slurm or ""
+    return inventory.distribution.slurm or ""
 
 
 def _node(host: Host, facts: Mapping[str, NodeFacts]) -> SlurmNode:
@@ -192,9 +192,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[SlurmNode,
         srun_ports=SRUN_PORTS,
         switches=spec.provider.switches,
         tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
-        mpi="pmix" if inventory.pmix else "none",
-        # Sets the host's variables, CUDA_VISIBLE_DEVICES, and a variable that marks a Slurm without
-        # PMIx.
+        # Sets the host's variables and CUDA_VISIBLE_DEVICES.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
         max_array=MAX_ARRAY_SIZE,
         max_jobs=MAX_JOB_COUNT,

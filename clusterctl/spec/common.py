@@ -269,11 +269,6 @@ class SlurmAccount(SpecModel):
 class SlurmSettings(SpecModel):
     """Slurm's settings beyond the defaults."""
 
-    version: Literal["24.11", "26.05"] | None = Field(
-        None,
-        description="release of Slurm, on local nodes with Debian 13: 24.11, or 26.05 from Debian "
-        "testing; by default the distribution's; a cluster that is up keeps its release",
-    )
     accounts: tuple[SlurmAccount, ...] = Field(
         (), description="accounts with limits; default: those of `users[].accounts`, without limits"
     )
@@ -407,11 +402,6 @@ class ProviderSettings(SpecModel):
             about="bake",
             fix="run `clusterctl up`, which builds everything that the nodes need",
         )
-
-    @property
-    def debian_mirror(self) -> str | None:
-        """The URL of the Debian mirror that the hosts use. None: Debian's own servers."""
-        return None
 
     @property
     def idle_timeout_s(self) -> int | None:

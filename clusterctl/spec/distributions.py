@@ -4,8 +4,8 @@ releases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -36,9 +36,6 @@ class Distribution:
     glibc_minor: the x of glibc 2.x.
     cgroup_v2: whether the distribution's Slurm supports cgroup version 2.
     slurm: the release of Slurm in the distribution's packages. None: it changes with updates.
-    newer_slurm: release of Slurm that a node image can have instead of ``slurm`` -> Debian suite to
-        use.
-    slurm_without_pmix: releases in ``newer_slurm`` without packages of the PMIx plugin.
     oldest_cuda: the oldest release of CUDA in NVIDIA's repository. 0: all that a spec can name.
     slurm_flaws: the known vulnerabilities of the distribution's Slurm, in words. Empty: nothing is
         known.
@@ -55,8 +52,6 @@ class Distribution:
     mpi_module: str | None = None
     cgroup_v2: bool = True
     slurm: str | None = None
-    newer_slurm: Mapping[str, str] = field(default_factory=dict)
-    slurm_without_pmix: Sequence[str] = ()
     oldest_cuda: int = 0
     slurm_flaws: str = ""
 
@@ -190,39 +185,6 @@ class SoftwareRefusal(NamedTuple):
     what: str
     why: str
     fix: str
-
-
-def refuse_slurm(
-    release: str, distribution: Distribution | None, *, makes_image: bool
-) -> SoftwareRefusal | None:
-    """Return the reason why hosts can't have this release of Slurm. None: clusterctl knows no
-    reason.
-
-    distribution: the hosts' distribution, or ``None`` before the hosts are probed.
-    makes_image: whether clusterctl builds the hosts' image, which can contain another release of
-        Slurm.
-    """
-    candidates = releases() if distribution is None else (distribution,)
-    if release in {candidate.slurm for candidate in candidates}:
-        return None
-    fix = "remove slurm.version"
-    if not makes_image:
-        fix += "; on your own machines you upgrade Slurm by hand: docs/howto/slurm-admin.md"
-    if distribution is None or release in distribution.newer_slurm:
-        if makes_image:
-            return None
-        return SoftwareRefusal(
-            "slurm-release",
-            f"Slurm {release} is only for local nodes",
-            "its packages come from Debian testing, which clusterctl installs only on local nodes",
-            fix,
-        )
-    return SoftwareRefusal(
-        "slurm-release",
-        f"{distribution.title} can't have Slurm {release}",
-        f"its packages have {distribution.slurm or 'another release'}",
-        fix,
-    )
 
 
 def refuse_slurm_source(origin: str, distribution: Distribution) -> SoftwareRefusal | None:

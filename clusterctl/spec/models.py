@@ -37,7 +37,6 @@ from clusterctl.spec.units import shown
 _OF_SLURM: Final = {
     "slurm.accounts": "accounts need Slurm, but scheduler is none",
     "slurm.qos": "qualities of service need Slurm, but scheduler is none",
-    "slurm.version": "scheduler is none, so Slurm is not installed",
     "slurm.extra": "scheduler is none, so there is no slurm.conf",
     "software.slurm": "scheduler is none, so Slurm is not installed",
     "provider.auto_down": "only Slurm can tell that a cluster is idle, but scheduler is none",
@@ -192,16 +191,10 @@ def software_refusals(
 
     distribution: None: unknown until the hosts are probed.
     """
-    version = spec.slurm.version
-    makes_image = spec.provider.shares_kernel
-    if version and spec.has_slurm:
-        refusal = distributions.refuse_slurm(version, distribution, makes_image=makes_image)
-        if refusal:
-            yield ("slurm", "version"), refusal
     if distribution is None:
         return
     origin = spec.software.slurm.origin
-    if spec.has_slurm and not makes_image:
+    if spec.has_slurm and not spec.provider.shares_kernel:
         refusal = distributions.refuse_slurm_source(origin, distribution)
         if refusal:
             yield ("software", "slurm", "from"), refusal

@@ -170,7 +170,6 @@ class Inventory:
     folder: the folder with the job user's files of clusterctl. A relative path starts at the home.
     python, glibc_minor: release of the Python of jobs, such as 3.11, and glibc
         2.``glibc_minor`` of the nodes. "": those of the hosts' distribution.
-    slurm: Slurm's release, if it is not the distribution's.
     no_accounting: why Slurm has no accounting that the job user may read. "": it has.
     account, qos: of jobs that name none. "": Slurm's defaults.
     is_foreign: whether other people run the cluster.
@@ -204,7 +203,6 @@ class Inventory:
     folder: str = FOLDER
     python: str = ""
     glibc_minor: int = 0
-    slurm: str = ""
     no_accounting: str = ""
     account: str = ""
     qos: str = ""
@@ -286,10 +284,8 @@ class Inventory:
 
     @property
     def has_task_prolog(self) -> bool:
-        """Whether jobs need a TaskProlog: hosts set variables in jobs, or Slurm lacks PMIx."""
-        return any(host.job_environment for host in self.hosts) or (
-            self.scheduler_needs.has_daemons and not self.pmix
-        )
+        """Whether jobs need a TaskProlog: hosts set variables in jobs."""
+        return any(host.job_environment for host in self.hosts)
 
     def host(self, name: str) -> Host | None:
         return next((h for h in self.hosts if h.name == name), None)

@@ -496,29 +496,3 @@ def test_up_installs_packages_that_the_spec_gained(drift_cluster: Cluster) -> No
     refused = failure(drift_cluster.json("up", rc=1))
     assert condition(refused) == "tool-failed/machine"
     drift_cluster.spec.write_text(text)
-
-
-def test_up_refuses_another_slurm_release_before_changes(drift_cluster: Cluster) -> None:
-    """`up` does not upgrade Slurm in place, not even with --reconfigure."""
-    text = drift_cluster.spec.read_text()
-    applied = drift_cluster.workspace / "spec.yaml"
-    slurmd = daemons(drift_cluster, 1)
-    before = (
-        applied.read_bytes(),
-        drift_cluster.ssh(
-            ctl(drift_cluster), "systemctl show --property=MainPID slurmctld slurmdbd"
-        ),
-    )
-    drift_cluster.spec.write_text(text.replace("slurm: {", 'slurm: {version: "26.05", '))
-    for words in (("plan",), ("up",), ("up", "--reconfigure")):
-        refused = failure(drift_cluster.json(*words, rc=2))
-        assert condition(refused) == "fixed-while-up/slurm"
-        assert "clusterctl down" in refused["fix"]
-    after = (
-        applied.read_bytes(),
-        drift_cluster.ssh(
-            ctl(drift_cluster), "systemctl show --property=MainPID slurmctld slurmdbd"
-        ),
-    )
-    assert (after, daemons(drift_cluster, 1)) == (before, slurmd)
-    drift_cluster.spec.write_text(text)

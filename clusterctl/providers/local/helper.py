@@ -204,13 +204,13 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         lower = image.layers(state.image)
         notes = _prepare_this_machine(request, state)
         requested = request.image if request.packages == state.packages else state.image
-        settings = (request.subnet, requested, request.distribution, request.slurm)
+        settings = (request.subnet, requested, request.distribution)
         notes += tuple(state.notes_on_kept_settings(*settings))
         recreated, removed = _remove_nodes(request, state)
         if recreated:
             notes += (f"recreated: {', '.join(recreated)}",)
         state = _assign_numbers(state, request)
-        facts = state.model_dump(include={"subnet", "distribution", "slurm"})
+        facts = state.model_dump(include={"subnet", "distribution"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
         shared = _shared_folder(state)
         notes += _mount_again(request, state, shared)

@@ -28,7 +28,6 @@ ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
 StorageName = Annotated[str, PATTERNS["label"]]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-SlurmRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]{2}\.[0-9]{2}$")]
 Release = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}-[0-9]{1,3}$")]
 Package = Annotated[str, PATTERNS["package"]]
 AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( [\w@.-]+)?$")]
@@ -125,7 +124,7 @@ class _OfCluster(BaseModel):
 
 
 class _Installed(_OfCluster):
-    """A cluster with its image and release of Slurm.
+    """A cluster with its image.
 
     storage: the owner's storage that is /shared. None: /shared goes with the cluster.
     packages: the spec's packages: those of the request, or those in the image that the nodes
@@ -134,7 +133,6 @@ class _Installed(_OfCluster):
 
     image: ImageKey
     packages: tuple[Package, ...] = ()
-    slurm: SlurmRelease | None = None
     storage: StorageName | None = None
 
     @property
@@ -247,15 +245,14 @@ class ClusterState(_Installed):
         return {machine_name(self.id, number): name for name, number in self.numbers.items()}
 
     def notes_on_kept_settings(
-        self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
+        self, subnet: IPv4Network | None, image: str, distribution: str
     ) -> Iterator[str]:
         """Yield a note for each requested setting that differs from this state, because nodes keep
         it.
         """
         if subnet not in (None, self.subnet):
             yield f"the nodes keep the subnet {self.subnet}; `down` and `up` change it to {subnet}"
-        is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
-        if image != self.image and is_alike:
+        if image != self.image and self.distribution in (None, distribution):
             yield (
                 "the nodes keep the older image they started from; `down` and `up` switch to "
                 "the new image"
@@ -317,7 +314,6 @@ class MadeCluster(_Message):
 
     subnet: IPv4Network
     distribution: Release | None
-    slurm: SlurmRelease | None = None
     nodes: tuple[MadeNode, ...]
     removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -239,24 +239,10 @@ class LocalProvider(Provider):
                 why=reason,
                 fix=f"write distribution: {runs}; or {_DOWN_AND_UP}",
             )
-        slurm = state.slurm
-        version = spec.slurm.version
-        if slurm and version and slurm != version:
-            raise UsageError(
-                f"{subject} Slurm {slurm}, but the spec asks for {version}",
-                code="fixed-while-up",
-                about="slurm",
-                where="slurm.version",
-                why=reason,
-                fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',
-            )
-        new_slurm = _slurm_of_new_nodes(self._settings, spec)
         packages = state.with_packages(spec.software.packages).packages
-        image = image_keys(self._settings, new_slurm, packages)[1]
+        image = image_keys(self._settings, packages)[1]
         return tuple(
-            state.notes_on_kept_settings(
-                self._settings.subnet, image, self._settings.release, new_slurm
-            )
+            state.notes_on_kept_settings(self._settings.subnet, image, self._settings.release)
         )
 
     def apply(
@@ -313,7 +299,6 @@ class LocalProvider(Provider):
             image=image.key,
             packages=spec.software.packages,
             distribution=image.distribution,
-            slurm=_slurm_of_new_nodes(self._settings, spec),
             admin_key=image.admin_key,
             subnet=self._settings.subnet,
             storage=spec.storage.name,
@@ -394,29 +379,19 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
         return True
 
 
-def image_keys(
-    settings: LocalSettings, slurm: str | None = None, packages: Sequence[str] = ()
-) -> tuple[str, str]:
+def image_keys(settings: LocalSettings, packages: Sequence[str] = ()) -> tuple[str, str]:
     """Return cache keys, which are hashes of all inputs: (of the base image, of the node image on
     this base).
 
-    slurm: the release of Slurm. Default: the release in the distribution's packages. packages: the
-    additional packages of the spec.
+    packages: the additional packages of the spec.
     """
     base_key = digest(settings.mirror, *base_inputs(settings.release))
-    is_newer = slurm in distributions.distribution_of(settings.release).newer_slurm
-    chosen = [*([str(slurm)] if is_newer else []), *sorted(f"package {name}" for name in packages)]
+    chosen = sorted(f"package {name}" for name in packages)
     return base_key, digest(base_key, *install_inputs(), *chosen)
 
 
-def _slurm_of_new_nodes(settings: LocalSettings, spec: ClusterSpec) -> str | None:
-    return spec.slurm.version or distributions.distribution_of(settings.release).slurm
-
-
 def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> layout.BakeRequest:
-    base_key, key = image_keys(
-        settings, _slurm_of_new_nodes(settings, spec), spec.software.packages
-    )
+    base_key, key = image_keys(settings, spec.software.packages)
     return layout.BakeRequest(
         id=workspace.cluster_id(),
         subnet=settings.subnet,
@@ -448,8 +423,6 @@ def _inventory(
     made: layout.MadeCluster,
 ) -> Inventory:
     release = made.distribution or request.distribution
-    slurm = made.slurm
-    distribution = distributions.distribution_of(release)
     share_of = {share.host: share for share in sizes}
     return Inventory(
         cluster=spec.name,
@@ -459,8 +432,6 @@ def _inventory(
         network=str(made.subnet),
         shared=layout.SHARED,
         oversubscribed=is_oversubscribed(sizes),
-        slurm=slurm if slurm and slurm != distribution.slurm else "",
-        pmix=slurm not in distribution.slurm_without_pmix,
         baked=True,
     )
 

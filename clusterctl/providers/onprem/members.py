@@ -43,7 +43,7 @@ _NO_ADDRESS: Final = "network"
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
 UNFIT: Final = frozenset(
     {
-        *("release-differs", "address", "slurm-release", "slurm-source", "cuda-toolkit"),
+        *("release-differs", "address", "slurm-source", "cuda-toolkit"),
         # Accounts of the spec that a machine can't have: `up` would fail when others have them.
         *("uid-differs", "uid-taken", "gid-differs", "gid-taken"),
     }

@@ -24,10 +24,7 @@ _REFUSED: Final[tuple[Refusal, ...]] = (
         (f"software.{key}", "users can't install packages on this cluster's nodes", f"remove {key}")
         for key in ("slurm", "packages", "mirrors", "apptainer", "nvidia")
     ),
-    *(
-        (f"slurm.{key}", _OPERATED, f"remove {key}")
-        for key in ("version", "accounts", "qos", "extra")
-    ),
+    *((f"slurm.{key}", _OPERATED, f"remove {key}") for key in ("accounts", "qos", "extra")),
     ("storage.name", "`clusterctl detach` never removes your own files", "remove name"),
     *((f"monitoring.{key}", _OPERATED, f"remove {key}") for key in ("health", "missed_checks")),
 )

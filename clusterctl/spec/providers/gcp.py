@@ -358,10 +358,6 @@ def image_error(spec: ClusterBase) -> UsageError | None:
             "clusterctl can't build a node image" if settings_of(spec).bakes else "",
         ),
         (
-            "slurm.version",
-            f"Slurm {spec.slurm.version} can't be guaranteed" if spec.slurm.version else "",
-        ),
-        (
             "software.slurm",
             f"Slurm from {origin} can't be guaranteed" if origin != "distribution" else "",
         ),

@@ -21,11 +21,7 @@ _OF_OTHER_NODES: Final = (
         "local nodes are air-gapped and their image has no Apptainer",
         "remove apptainer",
     ),
-    (
-        "software.slurm",
-        "local nodes have their distribution's Slurm",
-        "remove slurm; see slurm.version",
-    ),
+    ("software.slurm", "local nodes have their distribution's Slurm", "remove slurm"),
     ("software.mirrors", "local nodes use the repositories of this machine", "remove mirrors"),
     (
         "software.nvidia",
@@ -73,10 +69,6 @@ class LocalSettings(ProviderSettings):
                 "network-not-private", f"{value} is not a private /24, such as 10.77.0.0/24"
             )
         return value
-
-    @property
-    def debian_mirror(self) -> str:
-        return self.mirror
 
     @property
     def release(self) -> str:

@@ -113,23 +113,6 @@ def test_task_prolog_exports_variables_that_the_job_does_not_set(
     assert prolog(script, NCCL_DEBUG="INFO", ODD="") == ["export NCCL_SOCKET_IFNAME==lo"]
 
 
-def test_task_prolog_without_pmix_makes_mpi_under_srun_fail(tmp_path: Path, script: Path) -> None:
-    conf = tmp_path / "slurm.conf"
-    step = {
-        "SLURM_SCRIPT_CONTEXT": "prolog_task",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_CONF": str(conf),
-    }
-    conf.write_text("MpiDefault=none\n")
-    assert prolog(script, **step) == ["export PMIX_NAMESPACE=srun-without-pmix"]
-    assert prolog(script, **step, PMIX_NAMESPACE="prterun-1") == []  # it is a rank of mpirun's
-    assert prolog(script, **{**step, "SLURM_STEP_NUM_TASKS": "1"}) == []
-    # A rank that reads the variables itself.
-    assert prolog(script, **{**step, "SLURM_SCRIPT_CONTEXT": ""}) == []
-    conf.write_text("MpiDefault=pmix\n")
-    assert prolog(script, **step) == []
-
-
 _BY_UUID = {
     False: [
         ({"CUDA_VISIBLE_DEVICES": "1"}, "MIG-b"),

@@ -116,7 +116,7 @@ def test_up_notes_settings_that_existing_nodes_ignore(
     """
     for name in ("RUN", "STATE", "CACHE"):
         monkeypatch.setattr(layout, name, tmp_path / name)
-    state = a_state(distribution="debian-13", slurm="24.11")
+    state = a_state(distribution="debian-13")
     layout.state_file(state.id).parent.mkdir(parents=True)
     layout.state_file(state.id).write_text(state.model_dump_json())
     begun: list[str] = []
@@ -125,8 +125,7 @@ def test_up_notes_settings_that_existing_nodes_ignore(
     monkeypatch.setattr(helper, "_remove_nodes", lambda *_: begun.append("removal") or ((), ()))
     monkeypatch.setattr(helper, "_start_nodes", lambda *_: ())
     asked = {
-        key: getattr(state, key)
-        for key in ("id", "name", "owner", "workspace", "distribution", "slurm")
+        key: getattr(state, key) for key in ("id", "name", "owner", "workspace", "distribution")
     }
     asked |= {
         "image": "1" * 16,

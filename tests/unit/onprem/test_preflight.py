@@ -218,34 +218,6 @@ def test_incompatible_machines_are_errors_of_preflight(
 
 
 @pytest.mark.parametrize(
-    ("system", "why"),
-    [
-        ({}, "its packages have another release"),
-        ({"id": "debian", "version": "12"}, "its packages have 22.05"),
-        ({"id": "debian", "version": "13"}, None),
-    ],
-)
-def test_unsupported_slurm_release_is_an_error_of_preflight(
-    tmp_path: Path, system: Mapping[str, str], why: str | None
-) -> None:
-    machines = Machines(tmp_path, spec_of(slurm={"version": "24.11"}))
-    for facts in machines.facts.values():
-        facts["system"] |= system
-    found = machines.found()
-    if why is None:
-        assert found == ()
-        return
-    assert {(finding.host, finding.level, condition(finding)) for finding in found} == {
-        (name, "error", "slurm-release") for name in machines.facts
-    }
-    assert all(why in finding.why and "remove slurm.version" in finding.fix for finding in found)
-    wrong = blocking_findings(
-        DoctorReport(found, {}), machines.asked, [*machines.facts], machines.workspace, silent={}
-    )
-    assert {one.host for one in wrong} == machines.facts.keys()
-
-
-@pytest.mark.parametrize(
     ("system", "found"), [({"id": "debian", "version": "12"}, True), ({}, False)]
 )
 def test_openhpc_slurm_is_refused_except_on_enterprise_linux(
@@ -279,12 +251,6 @@ def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> No
         (("warning", "nfs"), ["n2"], False),
         (("error", "release-differs"), [], True),  # no cluster can be made of them
         (("error", "address"), [], True),
-        # The spec asks for another one, while the cluster is up.
-        (
-            ("error", "slurm-release"),
-            [],
-            True,
-        ),
         (("error", "cuda-toolkit"), [], True),
         (("error", "slurm-source"), [], True),
         # A new account that a machine of the cluster can't have.

@@ -18,15 +18,22 @@ FACTS = NodeFacts(4, 1, 1, 4, 1, 8000, gpus=(Gpu("t4", 0),))
 
 
 def digests(
-    one: NodeFacts, *, nodes: int = 2, slurm: str = "", share: int | None = None, **extra: Any
+    one: NodeFacts,
+    *,
+    nodes: int = 2,
+    release: str = "debian-12",
+    share: int | None = None,
+    **extra: Any,
 ) -> dict[str, str]:
     spec = make_spec({"name": "train", "nodes": nodes}, slurm=extra)
-    inventory = replace(make_inventory(spec, cpus=share and 1, memory_mib=share), slurm=slurm)
+    given = make_inventory(spec, cpus=share and 1, memory_mib=share)
+    hosts = tuple(replace(host, distribution=release) for host in given.hosts)
+    inventory = replace(given, hosts=hosts)
     facts = {host.name: one if host.name == ONE else FACTS for host in inventory.compute}
     return slurmd_digests(render_files(spec, inventory, facts), inventory)
 
 
-@pytest.mark.parametrize("slurm", ["22.05", "24.11"])
+@pytest.mark.parametrize("release", ["debian-12", "debian-13"])
 @pytest.mark.parametrize(
     "changed",
     [
@@ -39,10 +46,10 @@ def digests(
     ids=["card", "device", "model", "cpus", "memory"],
 )
 def test_new_hardware_of_a_node_restarts_its_slurmd_alone(
-    changed: dict[str, object], slurm: str
+    changed: dict[str, object], release: str
 ) -> None:
-    before = digests(FACTS, slurm=slurm)
-    after = digests(replace(FACTS, **changed), slurm=slurm)  # type: ignore[arg-type]
+    before = digests(FACTS, release=release)
+    after = digests(replace(FACTS, **changed), release=release)  # type: ignore[arg-type]
     assert before[ONE] != after[ONE]
     assert before[TWO] == after[TWO]
 
@@ -53,16 +60,20 @@ def test_changed_cluster_setting_restarts_every_slurmd() -> None:
     assert all(before[host] != after[host] for host in (ONE, TWO))
 
 
-@pytest.mark.parametrize("slurm", ["22.05", "23.11", "24.05", "24.11", "26.05"])
-def test_added_nodes_restart_slurmd_only_before_slurm_24_05(slurm: str) -> None:
-    before = digests(FACTS, slurm=slurm)
+@pytest.mark.parametrize(
+    ("release", "starts"), [("debian-12", True), ("ubuntu-24.04", True), ("debian-13", False)]
+)
+def test_added_nodes_restart_slurmd_only_before_slurm_24_05(release: str, *, starts: bool) -> None:
+    before = digests(FACTS, release=release)
     for nodes in (3, 16):  # from 8 on, timeouts grow
-        after = digests(FACTS, nodes=nodes, slurm=slurm)
-        assert (before[ONE] == after[ONE]) == (slurm >= "24.05")
+        after = digests(FACTS, nodes=nodes, release=release)
+        assert (before[ONE] != after[ONE]) == starts
         assert len(after) == nodes
 
 
-@pytest.mark.parametrize(("slurm", "starts"), [("22.05", True), ("24.11", False)])
-def test_changed_share_restarts_slurmd_only_before_slurm_24_11(slurm: str, *, starts: bool) -> None:
-    before, after = (digests(FACTS, slurm=slurm, share=share) for share in (1000, 500))
+@pytest.mark.parametrize(("release", "starts"), [("debian-12", True), ("debian-13", False)])
+def test_changed_share_restarts_slurmd_only_before_slurm_24_11(
+    release: str, *, starts: bool
+) -> None:
+    before, after = (digests(FACTS, release=release, share=share) for share in (1000, 500))
     assert (before[ONE] != after[ONE]) == starts

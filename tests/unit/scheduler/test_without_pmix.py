@@ -1,4 +1,4 @@
-"""On clusters whose Slurm has no PMIx plugin, such as Debian's 26.05, mpirun starts the ranks."""
+"""On attached clusters whose Slurm has no PMIx plugin, mpirun starts the ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.job_checks import check_pmix
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import with_launcher
@@ -17,22 +16,11 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import Launcher
 from tests.support.inventories import inventory_with
 from tests.support.messages import condition
-from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 
-@pytest.mark.parametrize(
-    ("has_pmix", "default"), [(True, "MpiDefault=pmix"), (False, "MpiDefault=none")]
-)
-def test_launcher_without_pmix_is_mpirun(has_pmix: bool, default: str) -> None:
-    spec = make_spec()
-    inventory = replace(make_inventory(spec, cpus=1, memory_mib=900), pmix=has_pmix)
-    files = render_files(spec, inventory, {})
-    assert default in files["slurm.conf"].splitlines()
-    assert (
-        "TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"].splitlines()
-    ) is not has_pmix
-
+@pytest.mark.parametrize("has_pmix", [True, False])
+def test_launcher_without_pmix_is_mpirun(has_pmix: bool) -> None:
     job = JobSpec(name="a", bundled="train")
     torch = job.model_copy(update={"launcher": Launcher.TORCHRUN})
     started_by = Launcher.SRUN if has_pmix else Launcher.MPIRUN
@@ -57,22 +45,10 @@ def test_script_with_mpi_pmix_is_rejected_without_pmix(tmp_path: Path, asks: str
         assert [*check_pmix(WITHOUT_PMIX, Request.read(other))] == []
 
 
-def test_verification_job_without_pmix_uses_mpirun() -> None:
-    transport = ScriptedTransport([Step(("...",))])
-    SlurmNodes(transport, has_pmix=False).run_verification_job(("d-1", "d-2"))
-    (call,) = transport.calls
-    assert "srun" not in call.argv
-    assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index('["d-1,d-2"]')
-
-
-@pytest.mark.parametrize(
-    ("release", "slurm", "disabled"),
-    [("debian-12", "", False), ("debian-13", "", True), ("debian-13", "26.05", True)],
-)
-def test_slurmd_needs_no_control_groups_if_unused(release: str, slurm: str, disabled: bool) -> None:
+@pytest.mark.parametrize(("release", "disabled"), [("debian-12", False), ("debian-13", True)])
+def test_slurmd_needs_no_control_groups_if_unused(release: str, disabled: bool) -> None:
     spec = make_spec()
     given = make_inventory(spec, cpus=1, memory_mib=900)
     controller = replace(given.controller, distribution=release)
-    changed = {"hosts": (controller, *given.compute), "slurm": slurm}
-    files = render_files(spec, replace(given, **changed), {})
+    files = render_files(spec, replace(given, hosts=(controller, *given.compute)), {})
     assert ("CgroupPlugin=disabled" in files["cgroup.conf"]) == disabled
