@@ -214,7 +214,7 @@ def swept(played_session: Session) -> None:
         (("--set", "lr=1", "--set", "--lr=2"), "option-invalid/setting", "'lr' is given"),
         (("--timeout", "5"), "option-invalid/option-missing", "--timeout"),
         (("--failed",), "option-invalid/array", "demo-7-losses"),
-        (("--time", "soon"), "option-invalid/time", "--time: 'soon'"),
+        (("--time", "soon"), "option-invalid/not-a-time", "--time: 'soon'"),
         (("--partition", "tarin", "--dry-run"), "not-found/partition", "'tarin'"),
     ],
 )

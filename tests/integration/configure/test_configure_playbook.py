@@ -95,7 +95,7 @@ def test_failure_names_host_task_and_cause(local_inventory: WriteInventory, tmp_
     failures = {failure.host: failure for failure in raised.value.failures}
     assert {host: condition(one) for host, one in failures.items()} == {
         "away": "unreachable",
-        "bad": "configure",
+        "bad": "configure-failed",
     }
     assert failures["away"].retryable
     assert failures["bad"].phase == BREAKS
