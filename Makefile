@@ -1,7 +1,7 @@
 # Every chore is one target. Those that a newcomer begins with, demo and the tests, set up what they need by
 # themselves; the others change no environment, and say so if it is missing or old.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-all test-rest test-sweeps test-peers test-gpu lint format bench reference lock wheel clean clean-machines
+.PHONY: help demo test test-all test-rest test-gpu lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -18,23 +18,11 @@ test:  ## Before a commit: linters, unit and integration tests, stories on real 
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
-test-changed:  ## A minute or two: unit tests, the tests that use what you changed, a job on a real cluster
-	$(DEV)
-	@.venv/bin/python scripts/run_tests.py $@
-
 test-all:  ## Every behaviour once on every platform: test, then test-rest
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
 test-rest:  ## What test-all adds to test
-	$(DEV)
-	@.venv/bin/python scripts/run_tests.py $@
-
-test-sweeps:  ## All tests with repeats, sizes and random inputs; takes hours
-	$(DEV)
-	@.venv/bin/python scripts/run_tests.py $@
-
-test-peers:  ## Suites and workflows of other programs as jobs on a real cluster; from the package index
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 

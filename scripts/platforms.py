@@ -2,8 +2,7 @@
 files for.
 
 The source are markers of tests, such as ``@pytest.mark.platform("stand-in", "rocky-9")``, and the
-descriptions in scripts/platforms.toml. Tests with ``@pytest.mark.sweep`` run in `make test-sweeps`
-only.
+descriptions in scripts/platforms.toml.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import itertools
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +30,7 @@ This page lists the platforms that tests ran on for real, on a stand-in, or not 
 program or a machine of the tests that imitates the named platform, as far as its documentation and source
 tell. *Only rendered* means that files or requests were written and compared, but never used.
 
-Each cell lists the tests. They run in `make test-all`, several of them with further cases in
-`make test-sweeps`; tests after *sweep* run in `make test-sweeps` only.
+Each cell lists the tests, which run in `make test-all`.
 
 **Nothing has run on Google Cloud, or on Rocky Linux or Ubuntu yet. On a GPU, only the training program ran.**
 """
@@ -48,18 +45,6 @@ The name of every package that a role installs is recorded with a source and a d
 from these packages are confirmed for Debian 12 and 13. For Rocky Linux, Ubuntu and NVIDIA's packages they are
 unconfirmed, because these packages could not be examined. No source was found for these package names:
 """
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A test file with tests of a platform. ``sweep``: they run in `make test-sweeps` only."""
-
-    test: Path
-    sweep: bool
-
-    @property
-    def link(self) -> str:
-        return f"[{self.test.stem.removeprefix('test_')}](../{self.test})"
 
 
 @cache
@@ -83,7 +68,7 @@ def page(root: Path = ROOT) -> str:
 
 
 def _cells(
-    platform: Mapping[str, Any], proofs: Mapping[tuple[str, str], list[Proof]]
+    platform: Mapping[str, Any], proofs: Mapping[tuple[str, str], list[Path]]
 ) -> Sequence[str]:
     ran = [_listed(proofs.get((way, platform["id"]), [])) for way in WAYS]
     missing = platform.get("missing", "")
@@ -91,11 +76,8 @@ def _cells(
     return [platform["name"], platform["versions"], *ran, never + missing]
 
 
-def _listed(proofs: Iterable[Proof]) -> str:
-    always, sweep = ([one.link for one in proofs if one.sweep == late] for late in (False, True))
-    return "; ".join(
-        filter(None, (", ".join(always), f"*sweep*: {', '.join(sweep)}" if sweep else ""))
-    )
+def _listed(tests: Iterable[Path]) -> str:
+    return ", ".join(f"[{test.stem.removeprefix('test_')}](../{test})" for test in tests)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -113,38 +95,21 @@ def _unconfirmed() -> Iterator[str]:
         yield f"- {release}: {', '.join(f'`{name}`' for name in sorted(names))}"
 
 
-def _proofs(root: Path) -> Mapping[tuple[str, str], list[Proof]]:
+def _proofs(root: Path) -> Mapping[tuple[str, str], list[Path]]:
     """Return (way, platform) -> the test files with this marker, in the order of their paths."""
-    found: dict[tuple[str, str], list[Proof]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for test in sorted((root / "tests").rglob("test_*.py")):
-        shown: dict[tuple[str, str], list[bool]] = defaultdict(list)
-        for key, sweep in _markers(test):
-            shown[key].append(sweep)
-        for key, sweeps in shown.items():
-            found[key].append(Proof(test.relative_to(root), all(sweeps)))
+        for key in dict.fromkeys(_markers(test)):
+            found[key].append(test.relative_to(root))
     return found
 
 
-def _markers(test: Path) -> Iterator[tuple[tuple[str, str], bool]]:
-    """Yield (way, platform), and whether it is only in the sweep, for each test function with a
-    marker.
-    """
-    tree = ast.parse(test.read_text())
-    of_module = [
-        one
-        for one in tree.body
-        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "pytestmark"
-    ]
-    for function in ast.walk(tree):
-        if not (isinstance(function, ast.FunctionDef) and function.name.startswith("test_")):
-            continue
-        decorators = function.decorator_list
-        parts = itertools.chain(decorators, *map(ast.walk, of_module))
-        swept = "pytest.mark.sweep" in map(ast.unparse, parts)
-        for node in itertools.chain(*map(ast.walk, [*of_module, *decorators])):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.platform":
-                way, *platforms = map(ast.literal_eval, node.args)
-                yield from (((way, one), swept) for one in platforms)
+def _markers(test: Path) -> Iterator[tuple[str, str]]:
+    """Yield (way, platform) of each marker."""
+    for node in ast.walk(ast.parse(test.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.platform":
+            way, *platforms = map(ast.literal_eval, node.args)
+            yield from ((way, one) for one in platforms)
 
 
 if __name__ == "__main__":

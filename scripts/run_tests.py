@@ -1,101 +1,113 @@
 """Run the tests of a Makefile target, continue after failures, and print the totals.
 
-There are three levels:
+There are two levels:
 
 - `make test`: the linters, all unit tests, the integration tests, and stories on local nodes, own
-  machines and an attached site.
-  Kinds of integration tests whose inputs are unchanged are left out (scripts/unchanged.py).
+  machines and an attached site. Of the integration tests, ``KINDS`` run only on a branch that
+  changes their inputs.
 - `make test-all`: each behaviour once on each platform: `make test`, then `make test-rest`.
-- `make test-sweeps`: all of it with repeats, sizes and random inputs.
 
-At the end it prints the CPU seconds of each part and of the most expensive modules. The last line is
-`N passed, N failed`. A part that fails without a failed test, or reaches its time limit, counts as a
-failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were started. The next run
-removes the leftovers of a killed run.
+The last line is `N passed, N failed`. A part that fails without a failed test, or reaches its time
+limit, counts as a failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were
+started. The next run removes the leftovers of a killed run.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from clusterctl.util.process import under_subreaper
-from scripts import changed_tests, unchanged
-from scripts.unchanged import Kind
-from tests.support.cpu_time import PROPERTY
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT = "tests/unit"
 INTEGRATION = "tests/integration"
 E2E = "tests/e2e"
 SUPPORT = f"{INTEGRATION}/support"
-PEERS = f"{E2E}/test_peers.py"
+# Folders of integration tests with a contract of their own, so that a change elsewhere rarely
+# reaches them -> the files and folders that decide their results, besides ``_OF_ALL``.
+KINDS: dict[tuple[str, ...], tuple[str, ...]] = {
+    # The payload imports nothing of clusterctl, and has links to these files.
+    (f"{INTEGRATION}/payload",): (
+        "payload",
+        "benchmarks",
+        "clusterctl/scheduler/history.py",
+        "tests/support/payload.py",
+        "tests/support/doubles",
+    ),
+    (f"{INTEGRATION}/gcp", f"{INTEGRATION}/terraform"): (
+        "terraform",
+        "clusterctl/providers/gcp",
+        "clusterctl/spec",
+        "tests/support/google",
+        "tests/support/terraform.py",
+        "tests/unit/gcp",
+    ),
+    (f"{INTEGRATION}/configure", f"{INTEGRATION}/roles"): (
+        "ansible",
+        "clusterctl/configure",
+        "clusterctl/hosts",
+        "clusterctl/spec",
+        # ansible/module_utils has links to files of it.
+        "clusterctl/util",
+        "tests/support/plays.py",
+    ),
+    (f"{INTEGRATION}/existing",): (
+        "clusterctl/providers/existing",
+        "clusterctl/packages",
+        "clusterctl/scheduler",
+        "clusterctl/transport",
+    ),
+    (f"{INTEGRATION}/transport",): (
+        "clusterctl/transport",
+        "clusterctl/util",
+        "tests/support/sshd.py",
+    ),
+    (f"{INTEGRATION}/report_page",): ("clusterctl/runs", "templates", "tests/unit/runs"),
+    (f"{INTEGRATION}/packages",): (
+        "clusterctl/packages",
+        "clusterctl/spec",
+        "tests/support/wheels.py",
+        "tests/unit/packages",
+    ),
+}
+_OF_ALL = ("requirements", "tests/conftest.py", f"{INTEGRATION}/conftest.py")
 # All tests wait about as long as they compute: for clusters, or for programs that they start. If all
 # need a core, the clusters get it first, then the other tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
-UNIT_WORKERS = 2 * CORES
-E2E_WORKERS = CORES
-NICE = {"unit": 10, "lint": 19}
-# `make test-sweeps` runs these again on nodes with Debian 12, for its versions of Slurm, Open MPI and
-# Python.
-ON_DEBIAN_12 = tuple(
-    f"{E2E}/test_{name}.py"
-    for name in "main_job payload data own_folder jobs job_words shell submit_survival nodes "
-    "no_scheduler convergence examples".split()
-)
+NICE = {"end to end": 0, "unit": 10, "lint": 19}
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
-SPREAD = (f"-n{E2E_WORKERS}", "--dist=loadscope", "--no-loadscope-reorder")
+SPREAD = ("-v", f"-n{CORES}", "--dist=loadscope", "--no-loadscope-reorder", "--durations=10")
 # Each worker begins with consecutive tests, because the tests of a module share fixtures.
-SPREAD_UNITS = (f"-n{UNIT_WORKERS}", "--dist=worksteal", "--durations=10")
+SPREAD_UNITS = (f"-n{2 * CORES}", "--dist=worksteal", "--durations=10")
 # Time limit of a part. Each test also has its own limit.
 LIMIT_S = 3 * 3600
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Time for interrupted tests to remove their clusters.
 GRACE_S = 60
-# Number of modules to print with their CPU time.
-EXPENSIVE = 25
-
-
-@dataclass(frozen=True)
-class Report:
-    """What pytest reports of a part.
-
-    cpu_s: test module -> CPU seconds of its tests. failures: test module -> number of failed tests; "":
-        of failures outside of tests.
-    """
-
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    cpu_s: Mapping[str, float] = field(default_factory=dict)
-    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a part.
-
-    cpu_s: CPU seconds of all its processes. Those of clusters' machines are in no test's report.
-    """
+    """The numbers of tests of a part, and its duration."""
 
     part: str
-    report: Report
-    seconds: float
-    cpu_s: float
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0
 
 
 Outcomes = Generator[Outcome, None, None]
@@ -103,54 +115,40 @@ Outcomes = Generator[Outcome, None, None]
 
 @contextmanager
 def beside(
-    part: str, argv: list[str], report: Path | None = None
+    part: str, argv: list[str], report: Path | None = None, *, output: IO[str] | None = None
 ) -> Iterator[Callable[[], Outcome]]:
-    """Run a part in the background. The yielded function waits for its end and prints its
-    output.
+    """Run a part in the background. The yielded function waits for its end.
+
+    report: the JUnit report that it writes. None: the part is one check. output: a file for what it
+    prints, which the function prints. None: it prints at once.
     """
     began = time.time()
-    lower = ["nice", f"-n{NICE[part]}", *argv]
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        started(lower, grace_s=GRACE_S, output=said) as process,
-    ):
+    with started(["nice", f"-n{NICE[part]}", *argv], grace_s=GRACE_S, output=output) as process:
 
         def outcome() -> Outcome:
-            code, cpu_s = ended(process, LIMIT_S)
-            # The part may have ended long ago.
-            seconds = os.fstat(said.fileno()).st_mtime - began
-            said.seek(0)
-            print(said.read(), end="", flush=True)
-            return Outcome(part, result_of(code, report), seconds, cpu_s)
+            code = ended(process, LIMIT_S)
+            end = time.time()
+            if output is not None:
+                # The part may have ended long ago.
+                end = os.fstat(output.fileno()).st_mtime
+                output.seek(0)
+                print(output.read(), end="", flush=True)
+            found = result_of(part, code, report)
+            return replace(found, seconds=end - began)
 
         yield outcome
-
-
-def pytest(part: str, *options: str, nodes: str = "") -> Outcome:
-    """Run pytest. ``nodes``: the distribution of local nodes. Empty: the default."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as reports:
-        report = Path(reports) / "report.xml"
-        argv = ["env", f"TEST_DISTRIBUTION={nodes}", *pytest_argv(report, *options)]
-        with started(argv, grace_s=GRACE_S) as process:
-            code, cpu_s = ended(process, LIMIT_S)
-        return Outcome(part, result_of(code, report), time.monotonic() - began, cpu_s)
 
 
 def pytest_argv(report: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
 
 
-def result_of(code: int, report: Path | None) -> Report:
-    """Return the report of a part that ended with an exit code. Without a file, the part is one
-    check.
-    """
+def result_of(part: str, code: int, report: Path | None) -> Outcome:
+    """Return the numbers of a part that ended with this exit code."""
     if report is None:
-        return Report(passed=int(code == 0), failed=int(code != 0))
-    result = read(report)
-    if code == 0 or result.failed:
-        return result
-    return replace(result, failed=1, failures={**result.failures, "": 1})
+        return Outcome(part, passed=int(code == 0), failed=int(code != 0))
+    result = read(part, report)
+    return result if code == 0 or result.failed else replace(result, failed=1)
 
 
 @contextmanager
@@ -174,24 +172,13 @@ def started(
             process.wait()
 
 
-def ended(process: subprocess.Popen[bytes], limit_s: float) -> tuple[int, float]:
-    """Wait for a program. Return its exit code and the CPU seconds of all its processes.
-
-    The exit code is 1 if the program has not ended within the limit.
-    """
-
-    def cpu_of_waited() -> float:
-        waited = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return waited.ru_utime + waited.ru_stime
-
-    # It grows when a child is waited for, and only this one is.
-    before = cpu_of_waited()
+def ended(process: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Wait for a program. Return its exit code; 1 if it has not ended within the limit."""
     try:
-        code = process.wait(limit_s)
+        return process.wait(limit_s)
     except subprocess.TimeoutExpired:
         print(f"not finished within {limit_s:g} s: {process.args!r}", flush=True)
-        code = 1
-    return code, cpu_of_waited() - before
+        return 1
 
 
 def remove_remains() -> None:
@@ -216,139 +203,106 @@ def end_by_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def read(path: Path) -> Report:
+def read(part: str, path: Path) -> Outcome:
     """Read a JUnit report. All is 0 if the file does not exist."""
     if not path.exists():
-        return Report()
-    root = ET.parse(path).getroot()  # noqa: S314  (pytest wrote it just now)
-    numbers: Counter[str] = Counter()
-    cpu_s: dict[str, float] = defaultdict(float)
-    failures: Counter[str] = Counter()
-    for suite in root.iter("testsuite"):
-        for name in ("tests", "failures", "errors", "skipped"):
-            numbers[name] += int(suite.get(name, "0"))
-    for case in root.iter("testcase"):
-        module = case.get("classname", "")
-        if case.find("skipped") is None:
-            failures[module] += len({*case.findall("failure"), *case.findall("error")})
-        for one in case.iter("property"):
-            if one.get("name") == PROPERTY:
-                cpu_s[module] += float(one.get("value", "0"))
-    failed = numbers["failures"] + numbers["errors"]
-    passed = numbers["tests"] - failed - numbers["skipped"]
-    return Report(passed, failed, numbers["skipped"], cpu_s, failures)
+        return Outcome(part)
+    suites = [*ET.parse(path).getroot().iter("testsuite")]  # noqa: S314  (pytest wrote it just now)
+    count, failures, errors, skipped = (
+        sum(int(suite.get(name, "0")) for suite in suites)
+        for name in ("tests", "failures", "errors", "skipped")
+    )
+    failed = failures + errors
+    return Outcome(part, count - failed - skipped, failed, skipped)
 
 
-def together(
-    units: Sequence[str],
-    stories: Sequence[str],
-    *marks: str,
-    lint: bool = False,
-    has_sweeps: bool = False,
-) -> Outcomes:
+def together(units: Sequence[str], stories: str, *, lint: bool = False) -> Outcomes:
     """Run unit and integration tests, end-to-end tests and the linters side by side.
 
-    marks: choose among the end-to-end tests.
+    units: folders. stories: an expression of markers.
     """
-    cases = () if has_sweeps else ("not sweep",)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        report = Path(folder) / "report.xml"
-        behind = []
-        if lint:
-            behind.append(stack.enter_context(beside("lint", [str(ROOT / "scripts" / "lint")])))
-        if units:
-            argv = pytest_argv(report, *units, *SPREAD_UNITS, *marked("not e2e", *cases))
-            behind.append(stack.enter_context(beside("unit", argv, report)))
-        if stories:
-            words = ("-v", *SPREAD, "--durations=10")
-            chosen = marked("e2e", "not alone", *marks, *cases)
-            yield pytest("end to end", *stories, *words, *chosen)
+
+        def background(part: str, argv: list[str], report: Path | None) -> Callable[[], Outcome]:
+            output = stack.enter_context(tempfile.TemporaryFile("w+"))
+            return stack.enter_context(beside(part, argv, report, output=output))
+
+        reports = [Path(folder) / name for name in ("unit.xml", "e2e.xml")]
+        behind = [background("lint", [str(ROOT / "scripts" / "lint")], None)] if lint else []
+        argv = pytest_argv(reports[0], *units, *SPREAD_UNITS, "-m", "not e2e")
+        behind.append(background("unit", argv, reports[0]))
+        argv = pytest_argv(reports[1], E2E, *SPREAD, "-m", stories)
+        with beside("end to end", argv, reports[1]) as outcome:
+            yield outcome()
         for outcome in behind:
             yield outcome()
 
 
-def marked(*marks: str) -> tuple[str, str]:
-    """Return the options of pytest for tests to which all these expressions apply."""
-    return "-m", " and ".join(marks)
-
-
 def test() -> Outcomes:
-    """Run what a change can break anywhere: linters, unit and integration tests, and stories on
-    clusters.
-    """
-    chosen = unchanged.choose(ROOT, changed_files())
-    units = [UNIT, *integration_folders(chosen.left_out | {SUPPORT}), *chosen.samples]
-    parts = together(units, [E2E], "story", lint=True)
-    yield from recording(chosen.whole, parts)
-    print("\nLeft out of the integration tests:", *(chosen.lines() or ["nothing"]), sep="\n  ")
+    """Run what a change can break anywhere."""
+    changed = changed_files(ROOT)
+    left_out = [folder for kind in KINDS if not is_changed(kind, changed) for folder in kind]
+    yield from together([UNIT, *integration_folders({*left_out, SUPPORT})], "story", lint=True)
+    print(
+        "\nOnly in `make test-rest`, because their inputs are those of the main branch:", *left_out
+    )
 
 
 def rest() -> Outcomes:
-    """Run what `make test-all` adds: the other stories, whole kinds, and the tests of the tests."""
-    whole = {kind: unchanged.content_of(ROOT, kind) for kind in unchanged.KINDS}
-    units = [SUPPORT, *(folder for kind in whole for folder in kind.tests)]
-    yield from recording(whole, together(units, [E2E], "not story"))
+    """Run what `make test-all` adds: the other stories, all kinds, and the tests of the tests."""
+    yield from together(
+        [SUPPORT, *(folder for kind in KINDS for folder in kind)], "e2e and not story"
+    )
 
 
-def everywhere() -> Outcomes:
+def everything() -> Outcomes:
     """Run every behaviour once on every platform."""
     yield from test()
     remove_remains()
     yield from rest()
 
 
-def sweeps() -> Outcomes:
-    """Run all tests with all their cases."""
-    yield from together([UNIT, INTEGRATION], [E2E], lint=True, has_sweeps=True)
-    remove_remains()
-    chosen = marked("e2e", "not alone", "not sweep")
-    yield pytest("Debian 12", *ON_DEBIAN_12, "-v", *SPREAD, *chosen, nodes="debian-12")
-    remove_remains()
-    # In a worker, because a hanging test may have to be killed with its process.
-    yield pytest("alone", E2E, "-v", "-n1", *marked("e2e", "alone"))
+def is_changed(kind: tuple[str, ...], changed: Sequence[str] | None) -> bool:
+    """Return whether inputs of a kind are among the changed files. None: unknown, so they may be."""
+    inputs = (*kind, *KINDS[kind], *_OF_ALL)
+    return changed is None or any(
+        path == given or path.startswith(f"{given}/") for path in changed for given in inputs
+    )
 
 
-def changed_files() -> list[str] | None:
-    """Return the files that differ from the main branch. None: unknown."""
-    base = changed_tests.base_of(ROOT)
-    return None if base is None else changed_tests.changed_files(ROOT, base)
+def changed_files(root: Path) -> list[str] | None:
+    """Return the files that differ from the main branch, and new ones. None: unknown, as in a
+    clone without the main branch, or without git.
+    """
+
+    def git(*argv: str) -> list[str]:
+        words = subprocess.check_output(
+            ["git", *argv], cwd=root, text=True, stderr=subprocess.DEVNULL
+        )
+        return words.split("\0")
+
+    for main in ("origin/main", "main"):
+        try:
+            (base,) = git("merge-base", "HEAD", main)
+            changed = git("diff", "--name-only", "--no-renames", "-z", base.strip())
+            return [*changed, *git("ls-files", "--others", "--exclude-standard", "-z")]
+        except (OSError, subprocess.CalledProcessError):
+            continue
+    return None
 
 
 def integration_folders(left_out: set[str]) -> list[str]:
     """Return the folders of integration tests except some."""
-    folders = sorted(path.parent for path in (ROOT / INTEGRATION).glob("*/test_*.py"))
-    names = dict.fromkeys(str(folder.relative_to(ROOT)) for folder in folders)
-    return [name for name in names if name not in left_out]
-
-
-def recording(whole: Mapping[Kind, str], parts: Outcomes) -> Outcomes:
-    """Record which of the kinds that ran whole have passed."""
-    for outcome in parts:
-        if outcome.part == "unit":
-            unchanged.record(ROOT, whole, outcome.report.failures)
-        yield outcome
-
-
-def changed() -> Outcomes:
-    """Run the tests for the current change: about a minute, and platforms whose files changed."""
-    files = changed_tests.changed_files(ROOT, changed_tests.base_of(ROOT) or "HEAD")
-    units, stories = changed_tests.choose(files, changed_tests.modules_of(ROOT))
-    print(f"{len(files)} changed files:", *units, *stories, sep="\n  ", flush=True)
-    yield from together(units, stories)
-
-
-def peers() -> Outcomes:
-    """Run the test suites of other programs on a real cluster. `make test-sweeps` includes them."""
-    yield pytest("peers", PEERS, "-v", "-n1")
+    folders = {
+        str(path.parent.relative_to(ROOT)) for path in (ROOT / INTEGRATION).glob("*/test_*.py")
+    }
+    return sorted(folders - left_out)
 
 
 TARGETS: dict[str, Callable[[], Outcomes]] = {
     "test": test,
     "test-rest": rest,
-    "test-all": everywhere,
-    "test-changed": changed,
-    "test-sweeps": sweeps,
-    "test-peers": peers,
+    "test-all": everything,
 }
 
 
@@ -364,40 +318,22 @@ def main() -> int:
             for outcome in parts:
                 outcomes.append(outcome)
     except SystemExit as exc:
-        outcomes.append(Outcome("interrupted", Report(failed=1), 0, 0))
+        outcomes.append(Outcome("interrupted", failed=1))
         return int(exc.code or 1)
     finally:
         remove_remains()
         show(outcomes)
-    return 1 if any(one.report.failed for one in outcomes) else 0
+    return 1 if any(one.failed for one in outcomes) else 0
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Print CPU seconds by module, a line for each part, and the totals."""
-    reports = [one.report for one in outcomes]
-    # A module may have tests in several parts.
-    cpu_s: dict[str, float] = defaultdict(float)
-    for report in reports:
-        for module, seconds in report.cpu_s.items():
-            cpu_s[module] += seconds
-    print("\nCPU seconds of the most expensive modules:")
-    for module in sorted(cpu_s, key=lambda module: -cpu_s[module])[:EXPENSIVE]:
-        print(f"{cpu_s[module]:8.1f}  {module}")
-    print("\nCPU seconds of tests, by level:")
-    for level in (UNIT, INTEGRATION, E2E):
-        prefix = level.replace("/", ".")
-        seconds = sum(cpu_s[module] for module in cpu_s if module.startswith(prefix))
-        print(f"{seconds:8.1f}  {level}")
+    """Print a line for each part, and the totals."""
     print()
     for one in outcomes:
-        result = one.report
-        skipped = f", {result.skipped} skipped" if result.skipped else ""
-        print(
-            f"{one.part:<12}{result.passed:5d} passed, {result.failed:3d} failed{skipped}  "
-            f"{one.seconds:7.1f} s, with all processes {one.cpu_s:7.1f} CPU s"
-        )
-    failed = sum(report.failed for report in reports)
-    print(f"{sum(report.passed for report in reports)} passed, {failed} failed", flush=True)
+        numbers = f"{one.passed:5d} passed, {one.failed:3d} failed, {one.skipped:3d} skipped"
+        print(f"{one.part:<12}{numbers}  {one.seconds:7.1f} s")
+    passed, failed = sum(one.passed for one in outcomes), sum(one.failed for one in outcomes)
+    print(f"\n{passed} passed, {failed} failed")
 
 
 if __name__ == "__main__":

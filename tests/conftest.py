@@ -20,7 +20,6 @@ from clusterctl.state.workspace import Workspace
 from payload.device import choose
 from tests.support import answers, remains
 from tests.support.conditions import Limit, settle, without_autogroup
-from tests.support.cpu_time import PROPERTY, cpu_seconds
 from tests.support.groups import GroupScheduling
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl
@@ -41,13 +40,12 @@ def pytest_report_header() -> str:
 
 # How long something takes is nothing that a test asserts.
 settings.register_profile("some", parent=settings(), deadline=None, max_examples=20)
-settings.register_profile("sweep", parent=settings(), deadline=None, max_examples=100)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """What holds for all workers of pytest-xdist is set once, in the process that starts them."""
     answers.watch_this_process()
-    settings.load_profile("some" if "not sweep" in config.getoption("markexpr") else "sweep")
+    settings.load_profile("some")
     if getattr(config.option, "numprocesses", None):
         os.environ["OMP_NUM_THREADS"] = (
             "1"  # what waiting threads of BLAS burn is more than they gain
@@ -100,25 +98,6 @@ def _limited(item: pytest.Item) -> Generator[None, None, None]:
 
 
 pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _limited
-
-
-_BEGAN = pytest.StashKey[float]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note the CPU time at which a test begins."""
-    item.stash[_BEGAN] = cpu_seconds()
-    return (yield)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Put the CPU time of a test and its fixtures into its report, for scripts/run_tests.py."""
-    if call.when == "teardown":
-        # Processes that leave the tree take their earlier CPU time with them.
-        seconds = max(0.0, cpu_seconds() - item.stash[_BEGAN])
-        item.user_properties.append((PROPERTY, round(seconds, 2)))
 
 
 @pytest.fixture(scope="session", autouse=True)

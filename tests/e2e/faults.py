@@ -123,11 +123,6 @@ def reboot(home: str, cluster_id: str) -> None:
         subprocess.run(["ip", thing, "delete", f"cc{cluster_id}"], check=False, capture_output=True)
 
 
-def unplug(cluster_id: str) -> None:
-    """Cut this machine off from a cluster's network."""
-    subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "down"], check=True)
-
-
 def die(machine_name: str) -> None:
     """Kill a node: Slurm first hears that the jobs' scripts were killed, and then nothing."""
     programs = {
@@ -143,10 +138,6 @@ def die(machine_name: str) -> None:
     time.sleep(0.3)
     network = layout.netns_name(machine_name[1:].partition("-")[0])
     subprocess.run(["ip", "-n", network, "link", "set", f"vb-{machine_name}", "down"], check=True)
-
-
-def plug(cluster_id: str) -> None:
-    subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "up"], check=True)
 
 
 def _signal(pids: Collection[int], sign: signal.Signals) -> None:
@@ -242,7 +233,7 @@ def _reader(pipe: Iterable[str] | None, lines: list[str]) -> threading.Thread:
 
 
 if __name__ == "__main__":
-    faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, unplug, die, plug)
+    faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, die)
     fault: Callable[..., None] = {one.__name__: one for one in faults}[
         sys.argv[1].replace("-", "_")
     ]

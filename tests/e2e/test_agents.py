@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.agents import TRAIN, Agent, converse
-from tests.support.cluster import local_spec, of_this_run
+from tests.support.cluster import local_spec
 from tests.support.messages import condition
 from tests.support.residue import nothing_left
 from tests.support.verbs import SCRIPT, Clusterctl
@@ -52,7 +52,7 @@ def test_agent_works_on_a_cluster_of_its_own(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     home = tmp_path / "home"
-    (project / "cluster.yaml").write_text(of_this_run(local_spec(name)))
+    (project / "cluster.yaml").write_text(local_spec(name))
     (project / "train.py").write_text(TRAIN)
     environ = {
         **os.environ,

@@ -155,7 +155,6 @@ def test_attach_from_the_login_node_itself(national: Site, on_login_node: Verb) 
     assert logins(national) == connections
 
 
-@pytest.mark.sweep
 def test_job_that_proves_mpi_may_wait_longer_than_attach(national: Site, tmp_path: Path) -> None:
     user = user_of(national, "stud", tmp_path)
     verb = user.clusterctl

@@ -195,7 +195,6 @@ def apptainer(cluster: Cluster, suite: str) -> Iterator[None]:
         cluster.ssh(node, "sudo rm -rf /usr/bin/*apptainer* /usr/bin/*squash*s /etc/apptainer")
 
 
-@pytest.mark.sweep
 @pytest.mark.usefixtures("apptainer", "token")
 def test_apptainer_runs_an_archive_and_pulls_from_a_registry(
     cluster: Cluster, program: Path, layer: Path, own_registry: Registry, login: Path

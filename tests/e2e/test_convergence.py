@@ -18,7 +18,7 @@ import pytest
 
 from clusterctl.providers.local import machine
 from tests.e2e.faults import Victim, at_work, at_work_on_nodes, cause, eventually_none
-from tests.support.cluster import Cluster, of_this_run
+from tests.support.cluster import Cluster
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl, CommandResult
 
@@ -37,7 +37,7 @@ UID = 20_000 + 2 * secrets.randbelow(10_000)
 def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
     """A spec whose cluster is removed at the end."""
     path = clusterctl.cwd / "cluster.yaml"
-    path.write_text(of_this_run(SPEC.format(name=cluster_name, uid=UID)))
+    path.write_text(SPEC.format(name=cluster_name, uid=UID))
     yield path
     clusterctl("down", "--yes", "--discard", rc=None)
 

@@ -8,7 +8,6 @@ disturbed: a single process, which counted on.
 from __future__ import annotations
 
 import secrets
-import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 
 from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.messages import condition, shows
-from tests.support.sweeps import in_sweep
 
 PARTITION = "{{name: train, nodes: {}, cpus: 1, memory: 2GiB, disk: 256MiB}}"
 OTHER = "{name: other, nodes: 1, memory: 1GiB}"
@@ -81,7 +79,6 @@ def failure(answer: Any) -> dict[str, Any]:
 
 
 def test_up_restores_and_names_files_accounts_and_units(drift_cluster: Cluster) -> None:
-    """The sweep below has each kind of drift alone."""
     second = node(drift_cluster, 2)
     third = node(drift_cluster, 3)
     leader = ctl(drift_cluster)
@@ -129,72 +126,6 @@ def test_up_resumes_nodes_that_slurm_drained_but_not_others(drift_cluster: Clust
 def ansible_hosts(answer: dict[str, Any]) -> str:
     """Return on how many hosts Ansible ran, from the note of the phase."""
     return converged(answer).partition(" on ")[2].partition(",")[0]
-
-
-# What a shell of root's does on a node, and what `up` says that it has put back there.
-KEY = "/etc/munge/munge.key"
-HEALTH = "/opt/clusterctl/health"
-LIMITS = "/etc/security/limits.d"
-DROP_IN = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
-TMPFILES = "/etc/tmpfiles.d/clusterctl-slurmd.conf"
-PARAMS = "/etc/openmpi/openmpi-mca-params.conf"
-KINDS = {
-    "content": (f"echo '# more' >>{HEALTH}", f"{HEALTH} was changed: restored"),
-    "removed": (f"rm {HEALTH}.json", f"{HEALTH}.json was missing: restored"),
-    "mode": (f"chmod 666 {PARAMS}", f"{PARAMS} was changed: restored"),
-    "owner": (f"chown nobody {DROP_IN}", f"{DROP_IN} was changed: restored"),
-    "link": (f"ln -sf /dev/null {TMPFILES}", f"{TMPFILES} was changed: restored"),
-    "drop-in": (
-        (
-            f"printf '[Service]\\nLimitMEMLOCK=64K\\n' >{Path(DROP_IN).parent}/a.conf; systemctl "
-            "daemon-reload"
-        ),
-        f"{Path(DROP_IN).parent}/a.conf contradicted {DROP_IN}: moved away",
-    ),
-    "stopped": ("systemctl stop slurmd", "slurmd was stopped: started"),
-    "killed": (
-        "systemctl kill --signal=KILL munge; systemctl stop munge",
-        "munge was stopped: started",
-    ),
-    "disabled": ("systemctl disable munge", "munge was disabled: repaired"),
-    "masked": ("systemctl mask --now slurmd", "slurmd was masked: started"),
-    "key": (f"head -c 1024 /dev/urandom >{KEY}", f"{KEY} was changed: restored"),
-    "hosts": ("sed -i /-ctl$/d /etc/hosts", "/etc/hosts was changed: restored"),
-    "limits": (
-        f"sed -i s/unlimited/64/ {LIMITS}/60-*",
-        f"{LIMITS}/60-clusterctl.conf was changed: restored",
-    ),
-    "other limits": (
-        f"echo '* hard memlock 64' >{LIMITS}/99-site.conf",
-        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: moved away",
-    ),
-    "slurm.conf": (
-        "mkdir -p /etc/slurm; echo ClusterName=other >/etc/slurm/slurm.conf",
-        "/etc/slurm/slurm.conf existed and took precedence: removed",
-    ),
-    "account": ("userdel --force {user}", "the account {user} was missing: restored"),
-    "uid": (
-        "sed -i '/^{user}:/s/x:[0-9]*:/x:23456:/' /etc/passwd",
-        "the account {user} was changed: restored",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", in_sweep(*KINDS))
-def test_up_repairs_a_single_drift_on_its_node_only(drift_cluster: Cluster, kind: str) -> None:
-    """Ansible runs on this node only; slurmd of the others is not restarted."""
-    second = node(drift_cluster, 2)
-    untouched = (node(drift_cluster, 1), node(drift_cluster, 3))
-    command, line = (text.format(user=drift_cluster.user) for text in KINDS[kind])
-    asked = "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd munge"
-    before = [drift_cluster.ssh(host, asked) for host in untouched]
-    drift_cluster.ssh(second, f"sudo sh -c {shlex.quote(command)}")
-    answer = drift_cluster.json("up")
-    (repaired,) = mended(answer)
-    assert repaired.startswith(f"{second}: {line}")
-    assert ansible_hosts(answer) == "1 host"
-    assert [drift_cluster.ssh(host, asked) for host in untouched] == before
-    assert converged(drift_cluster.json("up")).startswith("unchanged: 4 ")
 
 
 def test_up_recreates_a_node_that_lost_a_package(drift_cluster: Cluster) -> None:
@@ -273,38 +204,6 @@ def test_up_repairs_edited_files_and_powered_off_nodes_at_once(drift_cluster: Cl
     assert "cred_state.left" not in drift_cluster.ssh(third, f"sudo ls {SPOOL}")
 
 
-@pytest.mark.sweep
-def test_job_starts_again_on_the_node_that_was_out_of_reach(drift_cluster: Cluster) -> None:
-    """Without slurmd, the node could not be told to end the job, so its first start still runs."""
-    second = node(drift_cluster, 2)
-    leader = ctl(drift_cluster)
-    job = begin(
-        drift_cluster,
-        "again",
-        f"#!/bin/bash\n#SBATCH --requeue --nodelist={second} --mem=100M\nsleep 600\n",
-    )
-
-    def comes(*wanted: str) -> None:
-        asked = (
-            f"squeue -h --jobs={job} --format='%T %r'; sinfo -h --nodes={second} --format='%T %E'"
-        )
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(
-            words in (shown_state := drift_cluster.ssh(leader, asked)) for words in wanted
-        ):
-            assert time.monotonic() < deadline, shown_state
-            time.sleep(0.5)
-
-    drift_cluster.ssh(second, "sudo systemctl stop slurmd")
-    drift_cluster.ssh(leader, f"sudo scontrol update nodename={second} state=down reason=gone")
-    comes("PENDING ReqNodeNotAvail")  # nothing but the node is missing
-    assert drift_cluster.ssh(second, "pgrep -x sleep")
-    drift_cluster.ssh(second, "sudo systemctl start slurmd")
-    comes("RUNNING", "none")
-    drift_cluster("cancel", job)
-
-
-@pytest.mark.sweep
 def test_job_of_a_node_that_was_briefly_off_is_requeued(drift_cluster: Cluster) -> None:
     """Slurm does not notice that the node was off, and shows the job as running, without a
     process.

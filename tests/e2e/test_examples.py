@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.torch_job import EXAMPLES, train_on_nodes
-from tests.support.cluster import Cluster, records
-from tests.support.manual import blocks
-from tests.support.processes import eventually
+from tests.e2e.torch_job import EXAMPLES
+from tests.support.cluster import Cluster
 from tests.support.verbs import SCRIPT
 from tests.support.wheels import a_wheel
 
@@ -88,68 +86,18 @@ def test_packages_of_a_job_are_added_to_those_of_the_cluster(example_cluster: Cl
     assert re.findall(r"^(\w+)==1.0 --hash=sha256:", lock, re.MULTILINE) == ["basic", "more"]
 
 
-@pytest.mark.sweep  # test_onprem_el.py
-@pytest.mark.platform("real", "pytorch")
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_torch_trains_on_two_nodes(example_cluster: Cluster, launcher: str) -> None:
-    lock = train_on_nodes(example_cluster, example_cluster.raised["nodes"], launcher)
-    assert "\nbasic==1.0 --hash=sha256:" in lock
+def lines_of(run: Path) -> list[str]:
+    return (run / "stdout.log").read_text().splitlines()
 
 
-TORCHRUN_FAILS = """\
-import ctypes, os
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-if dist.get_rank() == 1:
-    {line}
-dist.barrier()
-"""
-
-
-@pytest.mark.sweep  # as test_failures.py has it with the other launchers
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("raise KeyError('a bug')", "python-exception"),
-        ("os._exit(3)", "exit-code"),
-        ("ctypes.string_at(0)", "segmentation-fault"),
-    ],
-)
-def test_torchrun_names_the_first_rank_that_failed(
-    example_cluster: Cluster, line: str, code: str
-) -> None:
-    path = example_cluster.runner.cwd / "fails.py"
-    path.write_text(TORCHRUN_FAILS.format(line=line))
-    file = EXAMPLES / "requirements-torch.txt"
-    argv = ("--requirements", file, "--nodes", "2", "--launcher", "torchrun", "--wait")
-    ran = example_cluster.quoting("-o", "json", "submit", path, *argv)
-    assert ran.returncode == 4, ran
-    found = json.loads(ran.stdout)["diagnosis"]
-    assert code in {found["code"], *(hint["name"] for hint in found["hints"])}, ran
-    assert (found["rank"], found["host"]) == (1, f"{example_cluster.name}-train-2"), ran
-    assert ran.stderr.count("Traceback") == line.startswith("raise"), ran
-
-
-@pytest.mark.sweep  # hundreds of megabytes to resolve, send and unpack
 @pytest.mark.platform("real", "libraries")
-@pytest.mark.parametrize(
-    ("program", "name"),
-    [("lightning_mlp", "lightning"), ("accelerate_mlp", "accelerate"), ("jax_dp", "jax")],
-)
-def test_example_of_another_library_trains_on_two_nodes(
-    example_cluster: Cluster, program: str, name: str
-) -> None:
+def test_example_of_lightning_trains_on_two_nodes(example_cluster: Cluster) -> None:
     lock = (ROOT / "requirements" / "examples.lock").read_text()
-    pins = re.findall(r"^((?:lightning|accelerate|jax|jaxlib)==.*?) *\\$", lock, re.MULTILINE)
-    file = example_cluster.runner.cwd / f"{name}.txt"
-    file.write_text(
-        "\n".join(
-            (f"-r {EXAMPLES}/requirements-{name}.txt", *(pin for pin in pins if name in pin), "")
-        )
-    )
+    (pin,) = re.findall(r"^(lightning==.*?) *\\$", lock, re.MULTILINE)
+    file = example_cluster.runner.cwd / "lightning.txt"
+    file.write_text(f"-r {EXAMPLES}/requirements-lightning.txt\n{pin}\n")
     argv = ("--requirements", file, "--nodes", "2", "--wait")
-    job = example_cluster.json("submit", EXAMPLES / f"{program}.py", *argv)["job_id"]
+    job = example_cluster.json("submit", EXAMPLES / "lightning_mlp.py", *argv)["job_id"]
     output = example_cluster("logs", job, "--label").stdout
     for rank in (0, 1):
         assert f"{rank}: rank {rank} of 2" in output
@@ -157,75 +105,8 @@ def test_example_of_another_library_trains_on_two_nodes(
     assert float(accuracy) > 0.8
     example_cluster.run_of(job)
     (found,) = (row["metrics"] for row in example_cluster.json("runs")["runs"] if row["job"] == job)
-    if name == "lightning":  # its CSVLogger
-        assert (found["loss"]["count"], found["loss"]["nonfinite"]) == (5, 0)
-    else:
-        assert found == {}
-
-
-@pytest.mark.sweep  # dozens of packages to resolve, send and unpack
-@pytest.mark.parametrize(
-    ("engine", "result"),
-    [("snakemake", "total.txt"), ("parsl", "stdout.log")],
-)
-def test_workflow_engine_of_the_manual_uses_all_nodes_of_its_job(
-    example_cluster: Cluster, engine: str, result: str
-) -> None:
-    folder = example_cluster.runner.cwd / engine
-    folder.mkdir()
-    (folder / f"{engine}.txt").write_text(f"{engine}\n")
-    for block in blocks(ROOT / "docs" / "howto" / "workflow-engines.md"):
-        if block.file:
-            (folder / block.file).write_text(block.text)
-    flags = ("--nodes", "2", "--slurm=--exclusive", "--requirements", folder / f"{engine}.txt")
-    job = example_cluster.json("submit", folder / f"{engine}.sh", *flags, "--wait")["job_id"]
-    lines = (example_cluster.run_of(job) / result).read_text().splitlines()
-    nodes = [f"{example_cluster.name}-train-{number}" for number in (1, 2)]
-    if engine == "parsl":
-        assert lines == ["332833500 by 2 nodes"]
-    else:
-        assert [line.split()[0] for line in lines] == [str(number) for number in range(8)]
-        assert {line.split()[1] for line in lines} == {*nodes}
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("program", "name"), [("torch_ddp", "torch"), ("lightning_mlp", "lightning")]
-)
-def test_signalled_example_is_requeued_and_resumes(
-    example_cluster: Cluster, program: str, name: str
-) -> None:
-    """SIGUSR1, as Slurm sends it before the time limit, to a training of two ranks by srun."""
-    flags = ("--requirements", EXAMPLES / f"requirements-{name}.txt", "--nodes", "2", "--requeue")
-    job = example_cluster.json(
-        "submit", EXAMPLES / f"{program}.py", *flags, "--", "--epochs", "150"
-    )["job_id"]
-    eventually(lambda: "epoch 5:" in example_cluster("logs", job).stdout)
-    example_cluster.ssh(f"{example_cluster.name}-ctl", f"sudo scancel --batch --signal=USR1 {job}")
-    example_cluster.job_in("PENDING", job)
-    example_cluster("logs", job, "--follow", timeout_s=300)
-    run = example_cluster.run_of(job)
-    events = [event["event"] for event in records(run / "job.events")]
-    assert [event for event in events if event in ("start", "requeue")] == [
-        "start",
-        "requeue",
-        "start",
-    ]
-    epochs = [int(line.split()[1][:-1]) for line in lines_of(run) if line.startswith("epoch ")]
-    assert sorted({*epochs}) == list(range(150))
-    # Only the epoch that was interrupted may be reported twice.
-    assert len(epochs) <= 151
-    assert next(run.glob("checkpoints/step-*.pt"))
-    if name == "torch":
-        whole = example_cluster.json(
-            "submit", EXAMPLES / f"{program}.py", *flags, "--wait", "--", "--epochs", "150"
-        )
-        expected = example_cluster.run_of(whole["job_id"]) / "model.pt"
-        assert (run / "model.pt").read_bytes() == expected.read_bytes()
-
-
-def lines_of(run: Path) -> list[str]:
-    return (run / "stdout.log").read_text().splitlines()
+    # Of its CSVLogger.
+    assert (found["loss"]["count"], found["loss"]["nonfinite"]) == (5, 0)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -22,12 +22,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.configure.inventory_file import install_mark
-from clusterctl.providers.local import layout
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.local import LocalSettings
-from clusterctl.state.inventory import Inventory, SharedFolder
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, cache_home
 from clusterctl.transport.master import end_all_connections
 from tests.support.cluster import provision, shell
@@ -35,10 +33,8 @@ from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.manual import ROOT, assert_shown
-from tests.support.nested import Host, leader
 from tests.support.nvidia import machines as nvidia
 from tests.support.nvidia.machines import furnish
-from tests.support.processes import as_root
 from tests.support.terminal import plain, terminal
 from tests.support.verbs import Clusterctl, CommandResult
 
@@ -311,59 +307,6 @@ def of_job(gcp: Gcp, script: Path, *options: str) -> list[str]:
     done = gcp.json("submit", script, "--wait", *options)
     (run,) = gcp.json("collect", str(done["job_id"]))["runs"]
     return (Path(run["dir"]) / "stdout.log").read_text().splitlines()
-
-
-def nested_host(inventory: Inventory, address: str) -> Host:
-    """The machine that has this address, without its sshd."""
-    subnet = IPv4Network(inventory.network)
-    number = next(n for n in range(1, subnet.num_addresses) if layout.address(subnet, n) == address)
-    name = layout.machine_name(inventory.cluster_id, number)
-    pid = leader(name)
-    assert pid is not None, name
-    return Host(name, pid)
-
-
-@pytest.mark.sweep  # tests/integration/gcp/test_gcp_bake.py
-@pytest.mark.platform("stand-in", "google-image")
-def test_image_contains_no_identity_of_its_machine(
-    gcp: Gcp, machines: tuple[Workspace, Inventory]
-) -> None:
-    """The image is made of the third machine, which has all packages: no route leads to a mirror."""
-    _, inventory = machines
-    third = f"{gcp.name}-train-3"
-    name = f"{gcp.name}-image"
-    host = next(host for host in inventory.hosts if host.name == third)
-    mark = install_mark(replace(inventory, shared_folder=SharedFolder(kind="nfs")))
-    own = "/etc/ssh/ssh_host_ed25519_key /etc/munge/munge.key /home/clusterctl/.ssh/authorized_keys"
-    # The agent has not made our account yet, or it has.
-    inside = nested_host(inventory, host.address)
-    inside.sh(f"touch /opt/clusterctl/installed-{mark}-compute")
-    inside.sh(
-        "test -s /etc/machine-id; test -s /etc/ssh/ssh_host_ed25519_key; test -s "
-        "/etc/munge/munge.key"
-    )
-    gcp.cloud.addresses({name: host.address})
-    with gcp.google.world.change() as state:
-        state["guest_attributes"][name] = {}
-    gcp.cloud.forget_log()
-    output = gcp.runner("-o", "json", "image", "bake")
-    assert output.json["made"]
-    assert "image: {bake: true}" in output.stderr
-    assert "USD an hour" in output.stderr
-    done = [entry for entry in gcp.cloud.done() if entry[1] == "google_compute_instance"]
-    assert done == [(verb, "google_compute_instance", name) for verb in ("create", "delete")]
-    (image,) = gcp.cloud.resources("google_compute_image").values()
-    assert (image["status"], image["made_of"]) == ("READY", name)
-    assert not gcp.json("image", "bake")["made"]
-    assert gcp.json("status")["ready"]
-
-    folder = layout.cluster_dir(inventory.cluster_id) / "nodes" / third / "upper"
-    look = f"for file in {own}; do [ ! -f {folder}$file ] || echo $file; done"  # what is gone is no file
-    argv = [*as_root(), "sh", "-c", f"{look}; wc -c <{folder}/etc/machine-id"]
-    there = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert there.split() == ["0"]
-    (kept,) = gcp.json("cache", "list")["kept_images"]
-    assert kept["name"] == image["name"]
 
 
 def test_down_names_remaining_storage_with_its_cost(gcp: Gcp) -> None:

@@ -28,7 +28,7 @@ from tests.support.google.cloud import GoogleCloud
 from tests.support.lab import Lab, lab
 from tests.support.processes import eventually
 
-pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "google-guest-agent")]
+pytestmark = pytest.mark.platform("real", "google-guest-agent")
 
 ZONE = "us-central1-a"
 # which machine has which agent

@@ -19,8 +19,6 @@ from clusterctl.transport.base import BOOT
 from tests.support.cluster import Cluster, raised
 from tests.support.terminal import terminal
 
-pytestmark = pytest.mark.sweep  # forty jobs, and each verb on all of them
-
 SPEC = """\
 version: 1
 name: {name}
@@ -34,25 +32,14 @@ partitions:
 FOLDERS = {
     "fifo-source": "cd .. && rm -f source.json && mkfifo source.json",
     "zero-outputs": "cd .. && rm -f outputs.json && ln -s /dev/zero outputs.json",
-    "huge-source": "cd .. && rm -f source.json && truncate -s 3G source.json",
-    "deep-json": "cd .. && rm -f source.json && head -c 4M /dev/zero | tr '\\0' '[' >source.json",
-    "fifo-logs": "cd .. && rm -f stdout.log && mkfifo stdout.log stdin.log",
     "link-logs": "cd .. && rm -f stderr.log && ln -s /dev/zero stderr.log",
-    "link-facts": "cd .. && rm -f environment.client.json && ln -s /dev/zero environment.client.json",
-    "link-telemetry": "cd .. && rm -rf telemetry && ln -s / telemetry",
     "sparse": "truncate -s 1T sparse.bin && echo here >beside.txt && mkdir empty",
-    "holes": "truncate -s 2G holes.bin && echo end >>holes.bin",
-    "deep": "for i in {1..1500}; do mkdir -p deeper && cd deeper; done",
-    "many": "mkdir many && cd many && seq 1 20000 | xargs touch",
     "names": (
         "touch $'a\\nb' $'\\e]52;c;aGk=\\a' $'\\xff\\xfe' -- -rf '$(id)' \"$(printf 'x%.0s' "
         '{1..255})"'
     ),
     "forged": "cd ..; for f in run.json spec.yaml job.sbatch SHA256SUMS sacct.json environment.json; do"
     ' rm -rf "$f"; echo \'{"token": "forged", "state": "COMPLETED"}\' >"$f"; done',
-    "folders": "cd ..; for f in run.json source.json outputs.json files/metrics.jsonl; do"
-    " rm -rf $f; mkdir -p $f/$f; done",
-    "locked": "mkdir shut && touch shut/in secret && chmod 000 shut secret",
     "special": "mkfifo pipe; ln -s . loop; ln -s /etc/shadow shadow; ln -s missing dangling;"
     " python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'",
     "gone": 'cd .. && cd .. && rm -rf -- "$OLDPWD"',
@@ -60,7 +47,6 @@ FOLDERS = {
     "swapped": 'cd ..; here=$PWD; cd .. && mv -- "$here" "$here.away" && ln -s / "$here"',
     "terminal": "printf 'red \\e[31mred\\n\\e]52;c;aGFja2Vk\\a\\e]0;title\\a\\e[2J\\e[H'"
     "'\\x9b2J\\xe2\\x80\\xaeabc\\n\\ePq\\e\\\\' | tee /dev/stderr",
-    "long-line": "head -c 16M /dev/zero | tr '\\0' x",
 }
 
 # Names that a job gives itself, as bash reads them.
@@ -68,25 +54,13 @@ NAMES = (
     r"a\nb|y",
     r"\n999|evil|root|train|x|x|COMPLETED|None|0:0|",
     r"\x1f\x1e\x1f",
-    r"a|b|c",
     r"\e]52;c;aGFja2Vk\a",
     r"\e[2J\e[H\e[31m",
-    r"\xff\xfe\x80",
-    r"\xc2\x9b2J",
     r"\xe2\x80\xaetxt.exe",
     r"\r12345 root COMPLETED",
-    r"tab\tbed",
-    r"../../../etc/passwd",
-    r"-rf --help",
     r"$(touch pwned)`id`;id",
     r'"}],"ok":false,"x":[{"',
-    r"[bold red]markup[/]",
-    r"12_3",
-    r"%s%n%x",
     r"\xe2\x80\xa8line\xc2\x85next\x0bvt\x0cff",
-    r"clusterctl:0123456789abcdef",
-    r"\x01\x02\x03\x04\x05\x06\x07\x08\x0e\x7f",
-    r"\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xc3\xa9",
 )
 SCRIPT = """\
 #!/bin/bash
@@ -179,7 +153,7 @@ class Attack:
 def attack(
     cluster_name: str, clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Attack]:
-    """Twenty-two jobs, each with a hostile folder and a hostile name, and healthy jobs among them."""
+    """Jobs, each with a hostile folder and a hostile name, and healthy jobs among them."""
     cwd = tmp_path_factory.mktemp("hostile")
     with raised(cluster_name, SPEC.format(name=cluster_name), clusterctl_home, cwd) as cluster:
         hostile = {}

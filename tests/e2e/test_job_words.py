@@ -10,7 +10,6 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.messages import codes
 from tests.support.processes import eventually
-from tests.support.sweeps import in_sweep
 
 pytestmark = pytest.mark.platform("stand-in", "containers")
 
@@ -122,11 +121,10 @@ def test_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> Non
     assert answer["diagnosis"]["code"] == "image-unfit"
 
 
-@pytest.mark.parametrize("launcher", ["srun", *in_sweep("mpirun")])
 def test_container_image_sent_with_the_job_runs_ranks(
-    cluster: Cluster, project: Path, apptainer: None, launcher: str
+    cluster: Cluster, project: Path, apptainer: None
 ) -> None:
-    flags = ["--nodes", "2", "--launcher", launcher, "--env", "LR=0.5"]
+    flags = ["--nodes", "2", "--env", "LR=0.5"]
     done = cluster.json(
         "submit", project / "ranks.py", *flags, "--container", project / "my image.sif", "--wait"
     )

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.person import CLUSTER, SPEC, Person
 from tests.support.manual import ROOT, Block, blocks, follow, pages
 
-pytestmark = [pytest.mark.sweep, pytest.mark.timeout(2400)]  # PyTorch comes along
+pytestmark = pytest.mark.timeout(2400)  # PyTorch comes along
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"

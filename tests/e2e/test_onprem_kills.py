@@ -8,20 +8,14 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.faults import Victim, at_work, eventually_none
 from tests.e2e.own import as_before, state
 from tests.support.lab import lab
 from tests.support.verbs import Clusterctl
 
-pytestmark = pytest.mark.sweep
-
 # Verb, the phase that it is killed in, and how long after its begin.
 KILLS = (
-    ("up", "provision", 0.5),
     ("up", "converge", 10.0),
-    ("up", "verify", 0.5),
     ("down", "destroy", 4.0),
 )
 

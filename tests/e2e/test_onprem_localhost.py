@@ -20,8 +20,7 @@ from tests.support.install import build_wheel
 from tests.support.lab import PASSWORD, Box, lab
 from tests.support.nested import PLACE, PLATFORM, Host, tree
 
-# minutes: all is installed from the distribution's repositories
-pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "localhost")]
+pytestmark = pytest.mark.platform("real", "localhost")
 USER = "ada"
 SPEC = """\
 version: 1

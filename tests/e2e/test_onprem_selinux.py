@@ -22,8 +22,7 @@ from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder
 from tests.support.lab import Lab, lab
 
-# minutes: each change of a policy builds it anew
-pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "selinux")]
+pytestmark = pytest.mark.platform("stand-in", "selinux")
 
 ANSIBLE = data_folder("ansible")
 HOMES = "/shared/home"

@@ -144,28 +144,6 @@ def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
         )
 
 
-@pytest.mark.sweep
-def test_cnn_learns_fashion_mnist_on_two_nodes(cluster: Cluster) -> None:
-    # Of dataset-fashion-mnist.
-    put = cluster.json("put", "/usr/share/datasets/fashion-mnist", "data")
-    flags = ("--model", "cnn", "--data", f"idx:{put['folder']}/fashion-mnist", "--epochs", "6")
-    more = (
-        "--optimizer",
-        "adamw",
-        "--lr",
-        "0.008",
-        "--schedule",
-        "cosine",
-        "--warmup-iterations",
-        "100",
-    )
-    submit = ("-o", "json", "submit", "train", "--nodes", "2", "--wait", "--", *flags, *more)
-    done = cluster(*submit, "--global-batch-size", "128", timeout_s=800).json
-    result = records(cluster.run_of(done["job_id"]) / "metrics.jsonl")[-1]
-    assert result["world_size"] == 2
-    assert result["accuracy"] >= 0.90
-
-
 def results(run: Path) -> tuple[list[float], list[str]]:
     """Every loss, and the hashes of the parameters at the end."""
     answer_json = records(run / "metrics.jsonl")

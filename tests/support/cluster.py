@@ -152,14 +152,6 @@ class Cluster:
         return Path(run["dir"])
 
 
-def of_this_run(spec: str) -> str:
-    """A spec's text, with the distribution that local nodes run in the second run of `make
-    test-sweeps`.
-    """
-    other = os.environ.get("TEST_DISTRIBUTION")  # of scripts/run_tests.py
-    return spec.replace("{type: local", f"{{type: local, distribution: {other}") if other else spec
-
-
 @contextmanager
 def raised(
     name: str, spec: str, home: Path, cwd: Path, cards: Mapping[str, Machine] = MappingProxyType({})
@@ -168,7 +160,6 @@ def raised(
 
     Nodes that are to have ``cards`` are booted and get them before `up` configures anything.
     """
-    spec = of_this_run(spec)
     file = cwd / "cluster.yaml"
     runner = Clusterctl(home, cwd)
     file.write_text(spec)

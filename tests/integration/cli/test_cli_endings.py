@@ -62,7 +62,6 @@ def test_closed_pipe_of_the_reader_is_no_error(cli: Clusterctl) -> None:
         "schema",
         "--help",
         "validate",
-        pytest.param("validate -o json", marks=pytest.mark.sweep),
         "status -o json",
     ],
 )
@@ -91,9 +90,7 @@ def test_errors_are_red_on_a_terminal_only(cli: Clusterctl) -> None:
 @pytest.mark.parametrize(
     ("argv", "no_color"),
     [
-        pytest.param(["--no-color", "-f", "missing.yaml", "validate"], "", marks=pytest.mark.sweep),
         (["-f", "missing.yaml", "validate", "--no-color"], ""),
-        pytest.param(["-f", "missing.yaml", "validate"], "1", marks=pytest.mark.sweep),
         (["--no-color", "launch"], ""),
         (["launch"], "1"),
     ],

@@ -36,7 +36,6 @@ for line in sys.stdin:
             sys.exit()
     print(any([os.wait()[1] for _ in range(2)]), flush=True)
 """
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 FLAGS = ("--epochs=2", "--checkpoint-seconds=0")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(EXAMPLES), "OMP_NUM_THREADS": "1"}
 Run = Callable[[Path, Path], bool]
@@ -60,17 +59,6 @@ def fork() -> Iterator[Run]:
         yield run
 
 
-@pytest.fixture
-def torchrun() -> Run:
-    """The same, by torchrun."""
-
-    def run(folder: Path, program: Path) -> bool:
-        argv = [sys.executable, *TORCHRUN, str(program), *FLAGS]
-        return subprocess.run(argv, cwd=folder, env=ENVIRONMENT, check=False).returncode == 0
-
-    return run
-
-
 KILLED = """\
 import os, runpy, signal, survive
 import torch.distributed as dist
@@ -84,26 +72,22 @@ runpy.run_path({program!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.sweep)])
-def test_killed_training_resumes_bit_identical(
-    launcher: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_killed_training_resumes_bit_identical(fork: Run, tmp_path: Path) -> None:
     """After SIGKILL of a rank and a torn checkpoint, the weights equal those of an undisturbed
     training.
     """
-    run: Run = request.getfixturevalue(launcher)
     program = EXAMPLES / "torch_ddp.py"
     dies = tmp_path / "dies.py"
     dies.write_text(KILLED.format(program=str(program)))
     (whole := tmp_path / "whole").mkdir()
     (killed := tmp_path / "killed").mkdir()
-    assert run(whole, program)
-    assert not run(killed, dies)
+    assert fork(whole, program)
+    assert not fork(killed, dies)
     checkpoints = sorted((killed / "checkpoints").glob("step-*.pt"))
     assert checkpoints[-1].stem in {"step-00000039", "step-00000040"}
     with checkpoints[-1].open("r+b") as file:
         file.truncate(1000)
-    assert run(killed, program)
+    assert fork(killed, program)
     expected, weights = (torch.load(folder / "model.pt") for folder in (whole, killed))
     assert all(torch.equal(expected[name], weights[name]) for name in expected)
 

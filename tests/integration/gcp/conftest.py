@@ -9,23 +9,14 @@ import pytest
 
 from tests.integration.gcp.terraformed import Terraformed
 from tests.support.google.cloud import GoogleCloud
-from tests.support.sweeps import in_sweep
 from tests.unit.gcp import recorded
 from tests.unit.gcp.conftest import api, google, naps  # noqa: F401
 
 
-@pytest.fixture(params=[False, *in_sweep(True)], ids=["recorded", "real"])
-def is_real(request: pytest.FixtureRequest) -> bool:
-    """Whether plans are made by real Terraform, as in the sweep, or recorded."""
-    return bool(request.param)
-
-
 @pytest.fixture
-def planned_cloud(
-    is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[GoogleCloud]:
-    """A cloud for the recorded plan; in the sweep for real Terraform."""
-    with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (made, _):
+def planned_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """A cloud for the recorded plan."""
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=False) as (made, _):
         yield made
 
 

@@ -111,7 +111,6 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
     return made
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("what", EFFECTS)
 def test_spec_change_has_the_effect_in_the_manual(module: Module, what: str) -> None:
     changed, expected = EFFECTS[what]

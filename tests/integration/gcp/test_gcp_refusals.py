@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from clusterctl.errors import TerraformError
 from tests.integration.gcp.terraformed import Terraformed
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused
 
 
-@pytest.mark.sweep
 def test_up_retries_every_transient_refusal(cluster: Terraformed) -> None:
     for name, each in REFUSALS.items():
         if each.transient and each.on == "create" and each.type != "google_filestore_instance":
@@ -23,7 +20,6 @@ def test_up_retries_every_transient_refusal(cluster: Terraformed) -> None:
     assert cluster.resources == set()
 
 
-@pytest.mark.sweep
 def test_down_names_refused_deletions_and_completes_later(cluster: Terraformed) -> None:
     # In the order in which they are deleted.
     names = [

@@ -70,7 +70,6 @@ def folder(tmp_path: Path) -> Folder:
 IN_USE = "is already being used by"
 
 
-@pytest.mark.sweep
 def test_cloud_double_refuses_a_machine_type_change_of_a_running_instance(folder: Folder) -> None:
     folder.apply()
     assert "allow_stopping_for_update" in folder.make(one="n1-standard-8", two="n1-standard-4").said
@@ -235,7 +234,6 @@ resource "google_compute_disk" "shared" {
 ATTACHED = "  attached_disk {\n    source = google_compute_disk.shared.id\n  }\n  boot_disk {"
 
 
-@pytest.mark.sweep
 def test_cloud_double_attaches_a_disk_once_and_never_shrinks_it(folder: Folder) -> None:
     text = MAIN.replace("  boot_disk {", ATTACHED) + SHARED
     (folder.path / "main.tf").write_text(text)

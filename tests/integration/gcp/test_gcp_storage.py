@@ -18,7 +18,6 @@ from clusterctl.state.workspace import Workspace
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
-from tests.support.sweeps import in_sweep
 from tests.support.terraform import RecordingReporter
 from tests.support.verbs import Clusterctl
 from tests.unit.gcp.clusters import provider_of, put_own_network, workspace_in
@@ -103,7 +102,7 @@ def made_by_a_cluster(
     return one
 
 
-@pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
+@pytest.mark.parametrize(("kind", "more"), [(DISK, {}), (FILESTORE, ON_FILESTORE)])
 def test_storage_is_used_by_the_next_cluster(
     cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]
 ) -> None:

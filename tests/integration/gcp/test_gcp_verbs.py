@@ -132,12 +132,12 @@ def assert_costs_add_up(planned: Any) -> None:
 
 
 def test_orphans_lists_cost_and_removes_a_lost_cluster(
-    is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster has no workspace."""
     spec = parse_spec(SPEC, "cluster.yaml")
     workspace = workspace_in(tmp_path)
-    with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (cloud, google):
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=False) as (cloud, google):
         provider_of(spec).apply(spec, workspace)
         cli = runner(cloud, google, tmp_path)
         cluster_id = workspace.cluster_id()

@@ -52,7 +52,6 @@ from tests.support.local_transport import LocalTransport
 from tests.support.messages import condition, refused
 from tests.support.played.batch import rendered, user_script
 from tests.support.played.cluster import PlayedCluster, finished, packed, submitted
-from tests.support.sweeps import in_sweep
 
 
 class Follower:
@@ -449,11 +448,6 @@ def test_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
     [
         ("CANCELLED", JobCancelledError, 5),
         ("NODE_FAIL", JobFailedError, 4),
-        *in_sweep(
-            ("TIMEOUT", JobCancelledError, 5),
-            ("PREEMPTED", JobCancelledError, 5),
-            ("OUT_OF_MEMORY", JobFailedError, 4),
-        ),
     ],
 )
 def test_wait_raises_the_error_of_the_final_state(
@@ -782,7 +776,7 @@ class Mute(LocalTransport):
     stream = run
 
 
-@pytest.mark.parametrize("stderr", ["pipe", *in_sweep("endless", "folder", "empty")])
+@pytest.mark.parametrize("stderr", ["pipe", "endless", "folder", "empty"])
 def test_end_of_a_log_is_read_with_care(tmp_path, stderr):
     log = tmp_path / "stderr.log"
     {

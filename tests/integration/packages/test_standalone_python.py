@@ -43,7 +43,6 @@ def test_standalone_python_is_downloaded_once(
     assert len(said) == 4
 
 
-@pytest.mark.sweep
 def test_standalone_python_runs_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

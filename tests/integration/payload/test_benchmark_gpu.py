@@ -8,12 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 _ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.sweep
 def test_gpu_benchmark_tests_itself_without_a_gpu(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "CUDA_VISIBLE_DEVICES": ""}
     program = _ROOT / "benchmarks" / "gpu.py"

@@ -14,7 +14,6 @@ from payload.errors import UsageError
 from tests.integration.payload.conftest import Runner
 from tests.support.messages import refused
 from tests.support.payload import assert_one_error, records
-from tests.support.sweeps import in_sweep
 
 
 def test_allreduce_sums_every_size_by_every_transport(mpirun: Runner, tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
     assert [(one["bytes"], one["wrong"]) for one in wrong] == [(1 << 20, [0, 1])]
 
 
-@pytest.mark.parametrize("wanted", [("--cuda-aware",), *in_sweep((("--comm", "nccl"),))])
+@pytest.mark.parametrize("wanted", [("--cuda-aware",), ("--comm", "nccl")])
 def test_gpu_transport_without_a_gpu_is_refused(mpirun: Runner, wanted: tuple[str, ...]) -> None:
     answer = mpirun(2, "allreduce", *wanted, "--device", "cpu", rc=2)
     assert_one_error(answer.stderr, "no-gpu", wanted[-1])

@@ -4,55 +4,21 @@ import json
 import socket
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from clusterctl.scheduler.script import verification_argv
-from payload.cli.config import COMPRESSORS
 from tests.integration.payload.conftest import Runner, python
-from tests.support.payload import records
-from tests.support.sweeps import in_sweep
 
 # As many as divide nothing evenly.
-RANKS = [3, *in_sweep(1, 2, 4)]
+RANKS = 3
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-def test_transport_gives_the_same_sums_as_the_naive_one(program: Runner, ranks: int) -> None:
-    program(ranks, "transports.py")
+def test_transport_gives_the_same_sums_as_the_naive_one(program: Runner) -> None:
+    program(RANKS, "transports.py")
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-def test_compressors_lose_no_gradient_and_agree_on_all_ranks(program: Runner, ranks: int) -> None:
-    program(ranks, "compressors.py")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "seeds", "tolerance"),
-    in_sweep((2, 1, 0.01), (4, 8, 0.005)),  # one held-out digit is 0.0028
-)
-def test_training_on_compressed_gradients_reaches_the_same_loss(
-    mpirun: Runner, tmp_path: Path, ranks: int, seeds: int, tolerance: float
-) -> None:
-    """On the mean over seeds, each of which alone is worth several digits."""
-
-    def trained(*flags: str) -> tuple[float, float]:
-        """The accuracy, and the bytes sent in all."""
-        runs = []
-        for seed in map(str, range(seeds)):
-            given = "--epochs 30 --global-batch-size 144 --lr 0.1 --hidden 128,64 --no-save-model".split()
-            out = tmp_path / "-".join([*flags, seed])
-            mpirun(ranks, "train", *given, *flags, "--seed", seed, "--out", str(out))
-            sent = sum(record["comm_sent_bytes"] for record in records(out, "iteration"))
-            runs.append((records(out, "result")[0]["accuracy"], sent))
-        return float(np.mean([accuracy for accuracy, _ in runs])), sum(sent for _, sent in runs)
-
-    whole, everything = trained()
-    assert whole > 0.95
-    for flags in (*COMPRESSORS, "topk --compress-ratio 0.1"):
-        accuracy, sent = trained("--compress", *flags.split())
-        assert accuracy > whole - tolerance, flags
-        assert sent < everything / 2, flags
+def test_compressors_lose_no_gradient_and_agree_on_all_ranks(program: Runner) -> None:
+    program(RANKS, "compressors.py")
 
 
 def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sweeps import in_sweep
-
 _ROOT = Path(__file__).parents[3]
 _DRIVER = _ROOT / "tests" / "support" / "nvidia" / "driver.c"
 _OPERATIONS = {
@@ -47,12 +45,7 @@ def _library_folder() -> Path:
     return Path(next(iter(found.submodule_search_locations))) / "lib"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("bf16", "deterministic"), *in_sweep((("bf16", "any"),), (("fp16", "any"),))],
-    ids=" ".join,
-)
-def test_cudnn_has_a_plan_for_every_graph(arguments: tuple[str, str], tmp_path: Path) -> None:
+def test_cudnn_has_a_plan_for_every_graph(tmp_path: Path) -> None:
     folder = _library_folder()
     for name in ("libcuda.so.1", "libcudart.so.12"):
         command = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{name}"]
@@ -65,7 +58,10 @@ def test_cudnn_has_a_plan_for_every_graph(arguments: tuple[str, str], tmp_path: 
     }
     program = Path(__file__).parent / "programs" / "cudnn_plans.py"
     done = subprocess.run(
-        [sys.executable, program, *arguments], env=environment, stdout=subprocess.PIPE, check=True
+        [sys.executable, program, "bf16", "deterministic"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
     )
     result = json.loads(done.stdout)
     assert result["refused"] == []

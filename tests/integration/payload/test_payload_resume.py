@@ -6,9 +6,7 @@ import errno
 import functools
 import json
 import os
-import random
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +23,6 @@ from tests.support.processes import eventually
 
 Undisturbed = Callable[[str], tuple[Any, ...]]
 
-SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
 ITERATIONS = 80
 RUN = ("train", "--iterations", str(ITERATIONS), "--save-interval", "5", "--peak-tflops", "1")
 _MLP = ("--hidden", "64,32")
@@ -122,48 +119,6 @@ class Run:
     def wait(self) -> tuple[int, str]:
         _, errors = self._process.communicate(timeout=60)
         return self._process.returncode, errors
-
-
-def disturb(launch: Starter, out: Path, layout: str, dice: random.Random, kills: int) -> int:
-    """Kill a run some times, each time another rank at another moment, and let it end.
-
-    Returns:
-        How often it was killed while it saved.
-    """
-    saving = 0
-    for _ in range(kills):
-        run = Run(launch, out, layout)
-        match dice.choice(["anywhere", "iteration", "save"]):
-            case "anywhere":
-                time.sleep(dice.random() * 2)
-            case "iteration":
-                run.reach(dice.randrange(ITERATIONS))
-            case "save":
-                run.reach(dice.randrange(ITERATIONS))
-                wait_until(lambda: run.over or run.saving)  # noqa: B023  # called at once
-                time.sleep(dice.random() * 0.01)
-        if run.over:
-            break
-        saving += run.saving
-        run.kill(dice.randrange(LAYOUTS[layout][0]))
-    code, errors = Run(launch, out, layout).wait()
-    assert code == 0, errors
-    return saving
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("layout", "runs"), [("dp", 10), ("zero", 3), ("pp", 3), ("tp", 3)])
-def test_kills_at_many_random_moments(
-    launch: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str, runs: int
-) -> None:
-    dice = random.Random(SEED)  # noqa: S311
-    saving = 0
-    for number in range(runs):
-        saving += disturb(launch, tmp_path / str(number), layout, dice, kills=2)
-        assert outcome(tmp_path / str(number)) == undisturbed(layout), (
-            f"seed {SEED}, round {number}"
-        )
-    assert saving or runs < 10, f"never while it saved: seed {SEED}"
 
 
 def test_stopped_and_killed_run_ends_with_the_same_weights(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import socket
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import pytest
 
 from payload.device.base import Device
 from tests.integration.payload.conftest import Runner
 from tests.support.payload import assert_one_error, records
-from tests.support.sweeps import in_sweep
 
 # 1,438 samples in batches of 50 leave a last one of 38, and neither divides by 3.
 # Sums in fp64 do not depend on the number of ranks in any digit that is compared.
@@ -32,18 +29,10 @@ def one_rank(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [
-        (2, "--zero 3 --recompute"),
-        pytest.param(3, "--micro-batch-size 7", marks=pytest.mark.sweep),
-        pytest.param(4, "--pp 2 --zero 1 --micro-batch-size 7", marks=pytest.mark.sweep),
-    ],
-)
 def test_training_on_several_ranks_has_the_losses_of_one(
-    mpirun: Runner, one_rank: Path, tmp_path: Path, ranks: int, layout: str
+    mpirun: Runner, one_rank: Path, tmp_path: Path
 ) -> None:
-    mpirun(ranks, "train", *_SMALL, *layout.split(), "--out", str(tmp_path))
+    mpirun(2, "train", *_SMALL, "--zero", "3", "--recompute", "--out", str(tmp_path))
     assert _losses(tmp_path) == pytest.approx(_losses(one_rank), abs=1e-6, rel=0)
     assert len(_losses(tmp_path)) == 2 * 29
     several_ranks, single_rank = (records(out, "evaluation") for out in (tmp_path, one_rank))
@@ -144,16 +133,8 @@ def test_lines_of_an_eval_interval_have_the_iteration(alone: Runner, tmp_path: P
     assert re.findall(r"iteration (\d+)", answer.stdout) == ["2", "4"]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        *in_sweep((("--comm", "ring"),)),
-        ("--compress", "topk", "--compress-ratio", "0.1", "--comm", "hierarchical"),
-    ],
-)
-def test_training_learns_with_each_way_to_communicate(
-    mpirun: Runner, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_training_learns_from_compressed_gradients(mpirun: Runner, tmp_path: Path) -> None:
+    flags = ("--compress", "topk", "--compress-ratio", "0.1", "--comm", "hierarchical")
     mpirun(2, "train", "--epochs", "3", *flags, "--out", str(tmp_path))
     assert records(tmp_path, "result")[0]["accuracy"] > 0.92
 
@@ -180,13 +161,6 @@ def test_training_on_a_missing_gpu_is_refused_in_one_line(alone: Runner) -> None
     ("layout", "code", "values"),
     [
         ("--pp 4", "ranks-not-divisible", ("--tp 1 x --pp 4", "the 2 ranks", "multiple of 4")),
-        *in_sweep(
-            (
-                "--pp 2 --hidden 2 --tp 3",
-                "ranks-not-divisible",
-                ("--tp 3 x --pp 2", "multiple of 6"),
-            )
-        ),
         ("--tp 2", "tp-without-layers", ("--tp 2",)),
         (
             "--tp 2 --model vit-tiny --heads 3 --width 12",
@@ -234,67 +208,3 @@ def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) 
     assert "test accuracy" not in answer.stdout
     first, second, third = records(tmp_path, "result")[0]["param_hashes"]
     assert first == second != third
-
-
-@pytest.mark.sweep
-@pytest.mark.timeout(2000)
-def test_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> None:
-    """On Python's manual, which is on every machine, it reached 2.92 bits per byte; 8 is knowing
-    nothing.
-    """
-    text = tmp_path / "manual.txt"
-    text.write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
-    data = (
-        "--model",
-        "gpt-tiny",
-        "--data",
-        f"text:{text}",
-        "--sequence-length",
-        "64",
-        "--iterations",
-        "200",
-    )
-    rate = (
-        "--optimizer",
-        "adamw",
-        "--lr",
-        "0.003",
-        "--schedule",
-        "cosine",
-        "--warmup-iterations",
-        "20",
-    )
-    more = (
-        "--weight-decay",
-        "0.1",
-        "--beta2",
-        "0.95",
-        "--clip-grad",
-        "1",
-        "--global-batch-size",
-        "32",
-    )
-    mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
-    evaluation = records(tmp_path, "evaluation")[-1]
-    assert evaluation["bits_per_byte"] < 3.1
-    assert evaluation["perplexity"] == pytest.approx(math.exp(evaluation["loss"]))
-
-
-@pytest.mark.sweep
-@pytest.mark.timeout(2000)
-def test_small_cnn_knows_fashion(mpirun: Runner, tmp_path: Path) -> None:
-    """It reached 0.9087 after two epochs of four."""
-    data = ("--model", "cnn", "--data", "idx:/usr/share/datasets/fashion-mnist", "--epochs", "4")
-    rate = (
-        "--optimizer",
-        "adamw",
-        "--lr",
-        "0.004",
-        "--schedule",
-        "cosine",
-        "--warmup-iterations",
-        "50",
-    )
-    more = ("--weight-decay", "0.05", "--global-batch-size", "64")
-    mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
-    assert records(tmp_path, "result")[0]["accuracy"] >= 0.90

@@ -19,7 +19,6 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Report, Section, Series, Table, write_report
 from clusterctl.runs.report import report_of
 from clusterctl.util.assets import data_folder
-from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import made_run
 from tests.unit.runs.test_charts import speeds, sums, sweep, used
 from tests.unit.runs.test_report import HOSTILE, NODES, charts, hostile, swept, trained
@@ -125,10 +124,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     [
         *(("one", PHONE), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
         ("more paths", PHONE),
-        *in_sweep(("one", SCREEN), ("two", SCREEN), ("small", PHONE), ("eight", PHONE)),
-        *in_sweep(("sums", PHONE), ("far", SCREEN), ("nodes", PHONE), ("paths", PHONE)),
-        *in_sweep(("two", PHONE), ("sweep", SCREEN), ("hostile", SCREEN), ("empty", PHONE)),
-        *in_sweep(("one", (380, "dark")), ("one", (1400, "light"))),
     ],
 )
 def test_report_draws_all_charts_without_requests(
@@ -379,7 +374,7 @@ def test_single_point_between_gaps_is_a_marker(browser: Browser, tmp_path: Path)
     ("unit", "highest", "labels"),
     [
         ("%", 99.9, ["0", "20", "40", "60", "80", "100"]),
-        *in_sweep(("", 2e12, ["0", "5e+11", "1e+12", "1.5e+12", "2e+12"])),
+        ("", 2e12, ["0", "5e+11", "1e+12", "1.5e+12", "2e+12"]),
     ],
 )
 def test_report_axes_have_possible_values_and_short_labels(
@@ -418,7 +413,7 @@ def luminance(color: str) -> float:
     return sum(share * value for share, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-@pytest.mark.parametrize("view", [PHONE, pytest.param(SCREEN, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("view", [PHONE, SCREEN])
 def test_report_of_eight_runs_has_legible_colors(
     browser: Browser, reports: dict[str, Report], tmp_path: Path, view: tuple[int, Any]
 ) -> None:

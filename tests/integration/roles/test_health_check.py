@@ -23,7 +23,6 @@ from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder
 from tests.support.nvidia import machines
 from tests.support.nvidia.nvidia_smi import SINCE
-from tests.support.sweeps import in_sweep
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
@@ -271,9 +270,7 @@ _PROBLEMS: Mapping[str, Problem] = {
 _SEEN = [name for name, state in machines.STATES.items() if "cells" in state]
 
 
-@pytest.mark.parametrize(
-    "name", [*(name for name in _PROBLEMS if name not in _SEEN), *in_sweep(*_SEEN)]
-)
+@pytest.mark.parametrize("name", [name for name in _PROBLEMS if name not in _SEEN])
 def test_unhealthy_node_is_drained_with_reason_then_resumed(host: Host, name: str) -> None:
     problem = _PROBLEMS[name]
     host.has(problem)
@@ -312,7 +309,7 @@ def test_health_check_queries_fields_unknown_to_an_old_driver_once(
     assert not [field for field in unknown if field in queries.read_text()]
 
 
-@pytest.mark.parametrize("branch", ["535", "580", *in_sweep("570", "590")])
+@pytest.mark.parametrize("branch", ["535", "580"])
 @pytest.mark.parametrize("name", _SEEN)
 def test_health_check_finds_gpu_faults_with_every_driver(
     host: Host, name: str, branch: str

@@ -33,7 +33,6 @@ from tests.support.disks import FAULTS, small_disk
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import condition, refused
 from tests.support.played.cluster import PlayedCluster, finished, submit, submitted
-from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk
 
 
@@ -42,7 +41,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
+@pytest.mark.parametrize("fault", ["full", "read-only"])
 def test_collect_after_a_full_disk_completes_the_run(session, cluster, tmp_path, fault):
     job_id = finished(session, cluster, tmp_path, "echo hello")
     with small_disk(mib=40) as disk:
@@ -399,7 +398,7 @@ def test_removed_run_is_collected_again_only_by_its_id(session, cluster, tmp_pat
         shutil.rmtree(out)
 
 
-@pytest.mark.parametrize("what", ["run", *in_sweep("folder"), "file"])
+@pytest.mark.parametrize("what", ["run", "folder", "file"])
 def test_collect_leaves_a_folder_in_the_place_of_a_run(session, cluster, tmp_path, out, what):
     job_id = finished(session, cluster, tmp_path, "echo mine")
     place = out / f"demo-{job_id}-mine"

@@ -41,7 +41,6 @@ from clusterctl.util.confine import Confinement
 from tests.support.inventories import host_of, inventory_of
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused, shows
-from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk, fetch_source
 from tests.unit.runs.made import record
 
@@ -207,8 +206,6 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "names that are no text": lambda s: s.write("\udcff \x1b[2J\n/weights"),
     "a folder beside the homes": lambda s: s.write("../../datasets/imagenet.tar"),
     "the home of another user": lambda s: s.write("../bob/thesis.tex"),
-}
-MORE: dict[str, Callable[[Stage], Path]] = {
     "a model in the home": lambda s: s.write("models/final.pt"),
     "written into a run's folder after it was collected": lambda s: s.write(f"{JOB}/late.txt"),
     "a log that grew after it was collected": lambda s: changed(
@@ -226,9 +223,9 @@ MORE: dict[str, Callable[[Stage], Path]] = {
 }
 
 
-@pytest.mark.parametrize("way", [*WAYS, *in_sweep(*MORE)])
+@pytest.mark.parametrize("way", WAYS)
 def test_only_copies_are_found_and_brought(stage: Stage, way: str) -> None:
-    file = (WAYS | MORE)[way](stage)
+    file = WAYS[way](stage)
     found = stage.search.find()
     assert sum(one.files for one in found.files) == 1
     assert found.files[0].bytes == file.stat().st_size

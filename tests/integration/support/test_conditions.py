@@ -147,7 +147,7 @@ def test_a_test_that_hangs_fails_alone_and_its_programs_end(
     run_tests: RunTests, tmp_path: Path
 ) -> None:
     done = run_tests(HANGS, "-n1", "--timeout=1")
-    report = read(tmp_path / "report.xml")
+    report = read("unit", tmp_path / "report.xml")
     assert (report.passed, report.failed) == (1, 5), done.stdout  # the teardown counts, too
     assert "Stack of another" in done.stdout
     assert "its time limit" in done.stdout
@@ -162,7 +162,7 @@ from pathlib import Path
 from scripts import run_tests
 run_tests.end_by_signals()
 with run_tests.started(sys.argv[3:], grace_s=int(sys.argv[2])) as process:
-    code, _ = run_tests.ended(process, float(sys.argv[1]))
+    code = run_tests.ended(process, float(sys.argv[1]))
 sys.exit(code)
 """
 WAITS = (

@@ -7,16 +7,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scripts import run_tests
-from scripts.run_tests import ON_DEBIAN_12
 from tests.support.groups import GROUPS, LONGEST
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
-    tests = tmp_path / "test_sample.py"
-    tests.write_text(
+def run(folder: Path) -> run_tests.Outcome:
+    """Run the tests in a folder as a part."""
+    report = folder / "report.xml"
+    options = ("-q", "-c", os.devnull, "--rootdir", str(folder))
+    with run_tests.beside(
+        "unit", run_tests.pytest_argv(report, str(folder), *options), report
+    ) as outcome:
+        return outcome()
+
+
+def test_the_test_command_adds_up_what_pytest_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_sample.py").write_text(
         "import pytest\n"
         "@pytest.fixture\ndef broken(): raise OSError\n"
         "def test_good(): pass\n"
@@ -24,42 +36,59 @@ def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
         "def test_error(broken): pass\n"
         "def test_skipped(): pytest.skip()\n"
     )
-    outcome = run_tests.pytest(
-        "sample", str(tests), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
-    )
-    report = outcome.report
-    assert (report.passed, report.failed, report.skipped) == (1, 2, 1)
-    assert report.failures == {"test_sample": 2}
+    outcome = run(tmp_path)
+    assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 2, 1)
+    run_tests.show([outcome, run_tests.Outcome("lint", passed=1)])
+    assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 2 failed"
 
 
-def test_a_part_that_names_no_test_has_failed(tmp_path: Path) -> None:
-    nothing = run_tests.pytest(
-        "sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
-    )
-    assert (nothing.report.passed, nothing.report.failed) == (0, 1)
+def test_a_part_that_ends_without_a_failed_test_has_failed(tmp_path: Path) -> None:
+    """There is no test; then pytest itself dies after a test that passed."""
+    assert (run(tmp_path).passed, run(tmp_path).failed) == (0, 1)
+    (tmp_path / "test_sample.py").write_text("def test_good(): pass\n")
+    (tmp_path / "conftest.py").write_text("def pytest_unconfigure(): raise SystemExit(3)\n")
+    assert (run(tmp_path).passed, run(tmp_path).failed) == (1, 1)
 
 
-def test_cpu_time_counts_the_processes_of_a_test(tmp_path: Path) -> None:
-    """Of a part, also processes that no test waits for."""
-    (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import pytest_runtest_makereport, pytest_runtest_protocol\n"
-    )
-    work = "import time\nwhile time.process_time() < 1: pass"
-    (tmp_path / "test_sample.py").write_text(
-        "import subprocess, sys\n"
-        f"WORK = [sys.executable, '-c', {work!r}]\n"
-        "def test_waited(): subprocess.run(WORK, check=True)\n"
-        "def test_running():\n"
-        f"    work = {work + chr(10) + 'print(flush=True); time.sleep(600)'!r}\n"
-        "    argv = [sys.executable, '-c', work]\n"
-        "    process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)\n"
-        "    process.stdout.readline()\n"
-    )
-    outcome = run_tests.pytest(
-        "sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
-    )
-    # The clock of /proc has ticks of 10 ms.
-    assert 1.9 < outcome.report.cpu_s["test_sample"] < outcome.cpu_s
+@pytest.mark.parametrize(
+    ("path", "is_changed"),
+    [
+        ("payload/__main__.py", True),
+        ("tests/integration/payload/test_payload_zero.py", True),
+        ("requirements/dev.lock", True),
+        ("payload.md", False),
+        ("clusterctl/cli/jobs.py", False),
+    ],
+)
+def test_kind_runs_before_a_commit_if_one_of_its_inputs_has_changed(
+    path: str, is_changed: bool
+) -> None:
+    kind = ("tests/integration/payload",)
+    assert run_tests.is_changed(kind, [path]) is is_changed
+    assert run_tests.is_changed(kind, None)
+
+
+def test_changed_files_are_those_of_the_branch_and_of_no_commit(tmp_path: Path) -> None:
+    assert run_tests.changed_files(tmp_path) is None
+
+    def git(*argv: str) -> None:
+        words = ("git", "-c", "user.name=ada", "-c", "user.email=ada@localhost", *argv)
+        subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+
+    git("init", "--quiet", "--initial-branch=main")
+    git("commit", "--quiet", "--allow-empty", "--message=first")
+    git("switch", "--quiet", "--create", "other")
+    for name in ("committed", "new"):
+        (tmp_path / name).write_text(name)
+        if name == "committed":
+            git("add", name)
+            git("commit", "--quiet", "--message=second")
+    assert {*(run_tests.changed_files(tmp_path) or ())} >= {"committed", "new"}
+
+
+def test_kinds_name_files_that_exist() -> None:
+    for kind, inputs in run_tests.KINDS.items():
+        assert all((ROOT / path).exists() for path in (*kind, *inputs))
 
 
 MODULE = """\
@@ -93,4 +122,3 @@ def test_the_groups_name_modules_that_exist() -> None:
     modules = {path.name for path in (ROOT / "tests" / "e2e").glob("test_*.py")}
     assert {module for members in GROUPS.values() for module in members} <= modules
     assert set(LONGEST) <= modules | GROUPS.keys()
-    assert {Path(path).name for path in ON_DEBIAN_12} <= modules

@@ -46,7 +46,6 @@ from clusterctl.util.assets import tree_files
 from tests.support.disks import small_disk
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused as rejected
-from tests.support.sweeps import in_sweep
 from tests.support.transfers import Cutting, content
 
 STORE = store_of(FOLDER)
@@ -203,7 +202,7 @@ def test_upload_to_an_unwritable_place_has_the_systems_message(home, data):
     assert "File exists" in caught.value.why
 
 
-@pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
+@pytest.mark.parametrize("fault", ["full", "read-only"])
 @pytest.mark.parametrize("way", ["store", "folder"])
 def test_upload_to_a_full_or_read_only_disk_is_an_error(fault, way, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(os.urandom(MIB))
@@ -434,13 +433,6 @@ def test_lock_sends_bytes_while_it_waits(home):
     [
         *(("lock", "pipe"), ("swept", "link"), ("partial", "folder")),
         *(("xx", "link"), ("partial/HASH", "pipe"), ("xx/HASH", "folder")),
-        *in_sweep(
-            *((name, other) for name in ("lock", "partial/HASH") for other in ("link", "folder"))
-        ),
-        *in_sweep(*((name, other) for name in ("swept", "xx") for other in ("pipe", "folder"))),
-        *in_sweep(
-            *((name, other) for name in ("partial", "xx/HASH") for other in ("pipe", "link"))
-        ),
     ],
 )
 def test_store_file_replaced_by_a_job_is_restored(home, data, tmp_path, name, other):

@@ -13,7 +13,6 @@ import pytest
 from payload.device.base import Array, Device
 from payload.nn.module import Layer, Parameter, Tape, Unit
 from tests.support.doubles.layers import stored
-from tests.support.sweeps import in_sweep
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +56,6 @@ EACH_DTYPE = pytest.mark.parametrize(
     [
         ("real", "float64"),
         ("strict", "float32"),
-        *in_sweep(("real", "float32"), ("strict", "float64")),
     ],
     indirect=["device"],
 )

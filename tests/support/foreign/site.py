@@ -18,13 +18,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 from tests.support.foreign.layer import DATA
-from tests.support.furnish import python_prefix
 from tests.support.lab import Box, Lab, lab
-from tests.support.processes import eventually, run_as_root
+from tests.support.processes import eventually
 from tests.support.verbs import CommandResult
 
 LOGINS: Final = ("login1", "login2")
@@ -170,50 +168,6 @@ class Site:
             yield
 
     @contextmanager
-    def behind_jump(self) -> Iterator[None]:
-        """Let login1 answer no host but those of the site: it is reached only by a jump through
-        login2.
-        """
-        gateway = f"{self.lab.network.rpartition('.')[0]}.1"
-        route = f"blackhole {gateway}"
-        with self.changed(("login1",), f"ip route add {route}", f"ip route del {route}"):
-            yield
-
-    @contextmanager
-    def few_files(self, spare: int) -> Iterator[None]:
-        """Let the file system of the homes have room for only so many more files."""
-        count = "stat --file-system --format=%c,%d /home"
-        total, free = map(int, self.root("login1", count).split(","))
-        with self._homes(f"nr_inodes={total - free + spare}", f"nr_inodes={total}"):
-            yield
-
-    @contextmanager
-    def large_homes(self, size: str) -> Iterator[None]:
-        """Let the file system of the homes have another size. In the end, they must fit the old
-        one.
-        """
-        with self._homes(f"size={size}", HOMES.partition(",")[0]):
-            yield
-
-    @contextmanager
-    def _homes(self, option: str, undo: str) -> Iterator[None]:
-        """Let the file system of the homes have an option of mount."""
-        folder = f"/var/lib/clusterctl-labs/{self.lab.id}/shared"
-        try:
-            run_as_root("mount", "-o", f"remount,{option}", folder)
-            yield
-        finally:
-            run_as_root("mount", "-o", f"remount,{undo}", folder)
-
-    @contextmanager
-    def full_homes(self, spare_mib: int) -> Iterator[None]:
-        """Let the file system of the homes have only so much room left."""
-        free = "$(stat --file-system --format=%f /home) / 256"
-        script = f"fallocate --length=$(({free} - {spare_mib}))M /home/filler"
-        with self.changed(("login1",), script, "rm /home/filler"):
-            yield
-
-    @contextmanager
     def sacct(self, how: Literal["refused", "truncated"]) -> Iterator[None]:
         """Let sacct be root's alone, or its output end in the middle of a line."""
         real = "/usr/bin/sacct.real"
@@ -234,20 +188,6 @@ class Site:
             yield
 
     @contextmanager
-    def without_slurmdbd(self) -> Iterator[None]:
-        """Stop slurmdbd, also while jobs run.
-
-        slurmctld registers with slurmdbd when it starts or has lost the connection. If that fails
-        it does not try again, and gets no changes of associations.
-        """
-        answers = "until sacctmgr -n show cluster >/dev/null 2>&1; do sleep 0.2; done"
-        start = (
-            f"systemctl start slurmdbd; timeout 60 sh -c '{answers}'; systemctl restart slurmctld"
-        )
-        with self.changed(("login1",), "systemctl stop slurmdbd", start):
-            yield
-
-    @contextmanager
     def limits(self, person: str, **limits: str) -> Iterator[None]:
         """Set limits of a person's association with proj1: `MaxSubmitJobs="4"`,
         `QOS="long,brief"`.
@@ -260,30 +200,6 @@ class Site:
             ("login1",), f"{modify} {where} set {words}", f"{modify} {where} set {was}"
         ):
             yield
-
-    @contextmanager
-    def only_python(self, version: str) -> Iterator[None]:
-        """Let all hosts have this version of Python, this machine's or uv's, and no other."""
-        prefix = python_prefix(version)
-        name = f"python{version}"
-        hidden = "/opt/hidden"
-        for host in HOSTS:
-            self._copy_python(host, prefix, f"/opt/{name}")
-        hide = f"mkdir {hidden}; mv /usr/bin/python3* {hidden}/\n"
-        link = f"for link in python3 {name}; do ln -s /opt/{name}/bin/{name} /usr/bin/$link; done\n"
-        link += f"ln -s /opt/{name}/lib/lib{name}*.so* /usr/lib/; ldconfig"
-        undo = f"rm -f /usr/bin/python3*; mv {hidden}/* /usr/bin/; rmdir {hidden}\n"
-        undo += f"rm -rf /opt/{name} /usr/lib/lib{name}*.so*; ldconfig"
-        with self.changed(HOSTS, hide + link, undo):
-            yield
-
-    def _copy_python(self, host: str, prefix: Path, folder: str) -> None:
-        target = f"/proc/{self.lab.host(host).leader}/root{folder}"
-        left = "test site-packages __pycache__ config-* idlelib *.a".split()
-        pack = shlex.join(
-            ["tar", "-C", str(prefix), *(f"--exclude={name}" for name in left), "-c", "bin", "lib"]
-        )
-        run_as_root("sh", "-euc", f"mkdir {target}; {pack} | tar -C {target} -x --no-same-owner")
 
 
 # The limits of a new association.

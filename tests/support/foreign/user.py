@@ -59,12 +59,6 @@ class User:
     enter: Path
     hosts: Path
 
-    def rotate_logins(self) -> None:
-        """Let the host name of both login nodes have their addresses in the other order, as DNS
-        does.
-        """
-        self.hosts.write_text("".join(reversed(self.hosts.read_text().splitlines(keepends=True))))
-
     def runs(self, *argv: str | Path, rc: int = 0) -> str:
         """What a program prints."""
         done = subprocess.run(

@@ -1,8 +1,7 @@
 """A recorded Terraform plan in place of Terraform, for tests of the code around it.
 
 ``recorded/demo.json`` is what `terraform show -json` prints of a new cluster. test_gcp_golden.py
-compares it with the plan of today's Terraform, and writes it with UPDATE_GOLDEN=1. The sweep runs
-every test that uses ``Recorded`` with real Terraform, too.
+compares it with the plan of today's Terraform, and writes it with UPDATE_GOLDEN=1.
 """
 
 from __future__ import annotations

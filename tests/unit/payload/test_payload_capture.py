@@ -30,7 +30,6 @@ from payload.parallel.pipeline import MicroBatch
 from payload.training.loop import Trainer
 from tests.support.doubles.capture import Capturing, Graph, MemoryPool, Stream
 from tests.support.doubles.layers import batch_of, cut, engine_of
-from tests.support.sweeps import in_sweep
 from tests.unit.payload.test_payload_fused import MODELS
 
 pytestmark = pytest.mark.platform("stand-in", "cuda")
@@ -134,7 +133,7 @@ def _compare(
     return captured
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt", "cnn", *in_sweep("vit", "bert", "resnet18")])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "cnn", "vit", "bert"])
 def test_captured_model_equals_itself_uncaptured(name: str, make_device: Any) -> None:
     """Micro-batches, shorter last batches, and evaluations between, with moving statistics."""
 

@@ -135,7 +135,6 @@ def test_idx_files_are_read_back_equal(tmp_path: Path, compressed: bool) -> None
     np.testing.assert_array_equal(held_out.labels, labels)
 
 
-@pytest.mark.sweep
 def test_fashion_mnist_is_read_from_debians_files() -> None:
     source = _open("--data", "idx:/usr/share/datasets/fashion-mnist")
     assert (source.training, source.held_out, source.facts["classes"]) == (60_000, 10_000, 10)

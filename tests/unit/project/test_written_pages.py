@@ -52,35 +52,6 @@ def test_marker_of_an_unknown_platform_or_way_is_refused(words: str, tmp_path: P
         platforms.page(tmp_path)
 
 
-PLATFORM = 'pytest.mark.platform("real", "debian-13")'
-SWEEP = "pytest.mark.sweep"
-
-
-@pytest.mark.parametrize(
-    ("text", "only"),
-    [
-        (f"pytestmark = {PLATFORM}\ndef test_a(): ...\n@{SWEEP}\ndef test_b(): ...\n", False),
-        (f"pytestmark = {PLATFORM}\n@{SWEEP}\ndef test_b(): ...\n", True),
-        (f"pytestmark = [{SWEEP}, {PLATFORM}]\nclass TestIt:\n    def test_a(self): ...\n", True),
-        (f"pytestmark = {SWEEP}\n@{PLATFORM}\ndef test_a(): ...\n", True),
-        (f"@{PLATFORM}\ndef test_a(): ...\n@{SWEEP}\ndef test_b(): ...\n", False),
-        (
-            f"@{PLATFORM}\n@pytest.mark.parametrize('a', [1, *in_sweep(2)])\ndef test_a(a): ...\n",
-            False,
-        ),
-    ],
-)
-def test_test_that_runs_in_the_sweep_only_is_listed_as_such(
-    text: str, only: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_it.py").write_text(text)
-    (line,) = (
-        one for one in platforms.page(tmp_path).splitlines() if one.startswith("| Debian 13 |")
-    )
-    assert line.split(" | ")[2] == ("*sweep*: " if only else "") + "[it](../tests/test_it.py)"
-
-
 def test_readme_first_screen_matches_the_platform_table() -> None:
     """What it calls proven ran for real in `make test`; what it says ran on stand-ins never ran for
     real.
@@ -94,7 +65,7 @@ def test_readme_first_screen_matches_the_platform_table() -> None:
         for line in platforms.page().splitlines()
         if line.count(" | ") == 5
     ]
-    real = {row[0]: row[2].partition("*sweep*")[0].strip("; ") for row in rows}
+    real = {row[0]: row[2].strip() for row in rows}
     assert all(real[name] for name in ("Debian 12", "Debian 13"))
     assert "Debian 12 and 13" in proven
     never = {

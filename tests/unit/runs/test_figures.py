@@ -21,7 +21,6 @@ from clusterctl.runs.scaling import scaling_of
 from clusterctl.runs.series import summarize
 from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
-from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import TIME, made_run, record
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -113,10 +112,6 @@ CASES = {
     "trainer": Case(by_step(20_000, at_13=7.0), as_state),
     "5,000 long lines": Case(by_step(5000, at_1=-5.0), as_lines(f', "t": "{"p" * 400}"')),
 }
-LARGE_CASES = {
-    "100,000 lines of 43 MB": Case(by_step(100_000, at_1=-5.0), as_lines(f', "t": "{"p" * 400}"')),
-    "1,200,000": Case(by_step(1_200_000, at_777777=50.0, at_1199999=9.0), LINES),
-}
 
 
 def chart_of(report: Report, name: str) -> Chart:
@@ -165,11 +160,7 @@ def check(row: Row, name: str, case: Case) -> None:
     assert np.median([*drawn]) == pytest.approx(np.median([*last]), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*CASES.values(), *in_sweep(*LARGE_CASES.values())],
-    ids=[*CASES, *LARGE_CASES],
-)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_figures_of_a_run_are_those_of_all_its_values(tmp_path: Path, case: Case) -> None:
     check(collected(tmp_path, case), "loss", case)
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -133,17 +132,6 @@ NCCL: list[Case] = [
 """Every rank needs its own GPU."""
 
 
-def every(model: str, ranks: int) -> Iterator[Case]:
-    tensor_parallel = model in ("lstm", "gpt", "bert", "vit")  # by powers of two
-    cuts = (1,) if model == "resnet" else (1, 3)  # statistics of a batch are those of a micro-batch
-    for tp, pp, zero, micro_batches, recompute in product(
-        (1, 2, 4), (1, 2, 3, 4), (0, 1, 2, 3), cuts, (False, True)
-    ):
-        dp, rest = divmod(ranks, tp * pp)
-        if rest == 0 and (tp == 1 or tensor_parallel) and (zero == 0 or dp > 1):
-            yield Case(model, tp, pp, zero, zero == 2, micro_batches, recompute, SMALL)
-
-
 def _tied(context: LayerContext) -> list[Unit]:
     """The same layer in the first and the last unit."""
     shared = Linear(context, "shared", 12, 12)
@@ -201,13 +189,6 @@ MODELS = {
     ),
     "gpt": Model(
         partial(gpt.build, vocabulary=24, length=6, **_BLOCKS),
-        lr=0.5,
-        clip=1.0,
-        split_logits=True,
-        **_TEXT,
-    ),
-    "gpt-thirds": Model(  # of which three ranks have unlike padding
-        partial(gpt.build, vocabulary=24, length=6, layers=2, heads=3, width=15),
         lr=0.5,
         clip=1.0,
         split_logits=True,
@@ -326,8 +307,7 @@ def main() -> None:
     def mesh(transport: str, tp: int, pp: int) -> Mesh:
         return make_mesh(world(transport), tp=tp, pp=pp)
 
-    named = {"core": CORE[ranks], "fused": FUSED, "nccl": NCCL}
-    cases = named.get(sys.argv[1]) or every(sys.argv[1], ranks)
+    cases = {"core": CORE[ranks], "fused": FUSED, "nccl": NCCL}[sys.argv[1]]
     answers = {
         str(case): train(case, mesh(case.transport, case.tp, case.pp), device, iterations)
         for case in cases

@@ -3,9 +3,7 @@ moment.
 
 mpirun -n 2 python signalled.py SIGNAL RANK FUNCTION N FLAGS-OF-TRAIN
 
-FUNCTION is a qualified name, such as Loader.held_out; each batch of a generator is a call. ``any``:
-of all functions that the training calls in its main thread. N = 0: no signal. Rank 0 writes the
-number of calls.
+FUNCTION is a qualified name, such as Loader.held_out; each batch of a generator is a call.
 """
 
 import os
@@ -22,23 +20,18 @@ class Moment:
     """A profiler that counts calls, and sends the signal."""
 
     def __init__(self, number: signal.Signals, rank: int, function: str, n: int) -> None:
-        self.calls = 0
-        self._trains = False
+        self._calls = 0
         self._number = number
         self._rank = rank
         self._function = function
         self._n = n
-        self._thread = threading.current_thread()
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call":
             return
-        name = frame.f_code.co_qualname
-        self._trains |= name == "train"
-        is_any = self._trains and threading.current_thread() is self._thread
-        if name == self._function or (self._function == "any" and is_any):
-            self.calls += 1
-            if self.calls == self._n and world_rank() == self._rank:
+        if frame.f_code.co_qualname == self._function:
+            self._calls += 1
+            if self._calls == self._n and world_rank() == self._rank:
                 os.kill(os.getpid(), self._number)
 
 
@@ -55,6 +48,4 @@ finally:
     threading.setprofile(None)  # type: ignore[arg-type]
     for each, handler in handlers.items():
         signal.signal(each, handler)
-if world_rank() == 0:
-    sys.stdout.write(f"calls {moment.calls}\n")
 sys.exit(code)
