@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,11 +28,12 @@ def run_tasks(
     tasks: str,
     *,
     leads: bool = False,
+    check: bool = False,
     facts: dict[str, Any] | None = None,
     **variables: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Play `tasks` of a role; `leads`: the host is the controller, too. Programs in tmp_path/bin go
-    first.
+    """Play `tasks` of a role; `leads`: the host is the controller, too; `check`: in check mode.
+    Programs in tmp_path/bin go first.
     """
     task = {
         "ansible.builtin.include_role": {
@@ -49,7 +51,25 @@ def run_tasks(
         "strategy": "clusterctl_linear" if has_many else "linear",
         "tasks": [*known, task],
     }
-    return run_play(tmp_path, play, ("node" if leads else "ctl", "node"), known=variables)
+    hosts = ("node" if leads else "ctl", "node")
+    return run_play(tmp_path, play, hosts, check=check, known=variables)
+
+
+def changes(
+    tmp_path: Path,
+    role: str,
+    tasks: str,
+    *,
+    leads: bool = False,
+    check: bool = False,
+    **variables: object,
+) -> int:
+    """Play `tasks` of a role as `run_tasks` does. Return how many of them changed something, or
+    would.
+    """
+    done = run_tasks(tmp_path, role, tasks, leads=leads, check=check, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sum(map(int, re.findall(r" changed=(\d+) ", done.stdout)))
 
 
 def run_play(
@@ -58,6 +78,7 @@ def run_play(
     hosts: Sequence[str],
     *,
     known: dict[str, Any],
+    check: bool = False,
     **extra: object,
 ) -> subprocess.CompletedProcess[str]:
     """Play it; every host is this machine, the first of them the controller.
@@ -75,7 +96,8 @@ def run_play(
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = tmp_path / "inventory.yml"
     inventory.write_text(yaml.safe_dump({"all": {"vars": {**local, **known}, "children": groups}}))
-    argv: list[str | Path] = ["-i", inventory, "-e", json.dumps(extra), playbook]
+    mode = ["--check"] if check else []
+    argv: list[str | Path] = [*mode, "-i", inventory, "-e", json.dumps(extra), playbook]
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     return ansible("ansible-playbook", argv, cwd=tmp_path, environ={"PATH": path})
 
