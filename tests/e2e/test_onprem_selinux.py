@@ -80,7 +80,6 @@ def play(machines: Lab) -> dict[str, str]:
         "ansible_ssh_common_args": f"-F {machines.ssh_config}",
         "ansible_user": machines.user,
         "selinux_kernel": "/proc/filesystems",  # which is there, as the file of SELinux's kernel would be
-        "selinux_ignore_state": True,
         "selinux_homes": HOMES,
         "selinux_homes_are": "exported",
     }
