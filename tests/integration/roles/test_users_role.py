@@ -336,6 +336,8 @@ def test_mpi_ssh_role_authorizes_a_key_of_the_account(root: Path, ada: pwd.struc
         "ssh-keygen -q -t ed25519 -N '' -f clusterctl_mpi; chmod 0 clusterctl_mpi",
         "ssh-keygen -q -t ed25519 -N '' -f clusterctl_mpi; chmod 644 clusterctl_mpi",
         "touch clusterctl_mpi.pub; chmod 0 clusterctl_mpi.pub",
+        "ssh-keygen -q -t ed25519 -N '' -f clusterctl_mpi; rm clusterctl_mpi.pub",
+        "ssh-keygen -q -t ed25519 -N '' -f clusterctl_mpi; echo another >clusterctl_mpi.pub",
     ],
 )
 def test_mpi_ssh_role_makes_way_for_a_key(root: Path, ada: pwd.struct_passwd, spoil: str) -> None:
@@ -345,4 +347,35 @@ def test_mpi_ssh_role_makes_way_for_a_key(root: Path, ada: pwd.struct_passwd, sp
         output = play(root, Path(ada.pw_dir).parent, accounts(ada), role="mpi_ssh", **more)
     assert "changed=0" in output
     public = Path(ada.pw_dir, ".ssh/clusterctl_mpi.pub").read_text().strip()
+    assert converged(ada) == block(f'restrict,from="" {public}', of=" mpirun,")
+
+
+def test_mpi_ssh_role_reports_a_new_key_in_check_mode(root: Path, ada: pwd.struct_passwd) -> None:
+    as_user(ada, "mkdir -m 700 .ssh")
+    folder = root / "mpi"
+    folder.mkdir()
+    more = {"mpi_ssh_hosts": [], "mpi_ssh_folder": str(folder), "users_there": {ada.pw_name: {}}}
+    more |= {"users_elsewhere": [ada.pw_name], "check": True}
+    output = play(root, Path(ada.pw_dir).parent, accounts(ada), role="mpi_ssh", **more)
+    # The files of the hosts' addresses, and the key.
+    assert "changed=2" in output
+    assert os.listdir(Path(ada.pw_dir, ".ssh")) == []
+
+
+def test_mpi_ssh_role_authorizes_the_key_in_a_home_outside_shared_storage(
+    root: Path, ada: pwd.struct_passwd
+) -> None:
+    shared = root / "shared"
+    as_user(ada, "mkdir -m 700 .ssh")
+    folder = shared / ada.pw_name / ".ssh"
+    folder.mkdir(parents=True)
+    for path in (folder.parent, folder):
+        os.chown(path, ada.pw_uid, ada.pw_gid)
+    more = {"mpi_ssh_hosts": [], "mpi_ssh_folder": str(root / "mpi")}
+    more |= {"users_elsewhere": [ada.pw_name]}
+    for _ in range(2):
+        output = play(root, shared, accounts(ada), role="mpi_ssh", **more)
+    assert "changed=0" in output
+    public = (folder / "clusterctl_mpi.pub").read_text().strip()
+    assert public.endswith(f" {ada.pw_name} on the hosts of this cluster (clusterctl)")
     assert converged(ada) == block(f'restrict,from="" {public}', of=" mpirun,")
