@@ -32,8 +32,6 @@ WRITERS = {
     "ansible.builtin.blockinfile": "path",
     "ansible.builtin.unarchive": "dest",
     "ansible.builtin.get_url": "dest",
-    "community.general.ini_file": "path",
-    "ansible.posix.mount": "path",
 }
 UNITS = ("ansible.builtin.systemd_service", "service_current")
 # Owner and mode of what belongs to a daemon; all else is root's.
@@ -47,7 +45,6 @@ OF_DAEMONS = {
 # Files that modules without such an argument write or remove, and those that have their path from
 # the host or the spec.
 NOT_IN_TASKS = {
-    "/etc/fstab",
     "/etc/apt/sources.list.d/gcsfuse.sources",
     "/etc/apt/keyrings/gcsfuse.gpg",
     "/etc/yum.repos.d/*.repo",
@@ -121,6 +118,8 @@ def written(task: dict[str, Any], variables: dict[str, Any]) -> Iterator[str]:
     """Return the paths that a task writes on a host."""
     if task.get("delegate_to") == "localhost":
         return
+    if mount := task.get("vars", {}).get("shared_storage_mount"):
+        yield rendered(mount["path"], variables)
     for module, key in WRITERS.items():
         arguments = task.get(module)
         if isinstance(arguments, dict) and arguments.get("state") != "absent" and key in arguments:
