@@ -25,7 +25,7 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from tests.support.forks import ansible
 from tests.support.messages import refused
-from tests.support.plays import program, run_play, run_tasks
+from tests.support.plays import changes, program, run_play, run_tasks
 
 pytestmark = pytest.mark.platform("rendered", "nvidia-packages")
 
@@ -235,6 +235,18 @@ def played(tmp_path: Path, *tasks: dict[str, Any]) -> str:
     done = run_play(tmp_path, play, ("ctl", "node"), known={})
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+@pytest.mark.parametrize(("status", "count"), [(0, 1), (1, 0)], ids=["loaded", "refused"])
+def test_new_driver_is_loaded_if_the_kernel_takes_it(
+    tmp_path: Path, status: int, count: int
+) -> None:
+    """A reboot does the rest, so a refusal is neither a failure nor a change. The same goes for a
+    driver that is loaded already.
+    """
+    program(tmp_path, "modprobe", f'echo "$@" >{tmp_path}/arguments; exit {status}')
+    assert changes(tmp_path, "cuda", "load") == count
+    assert (tmp_path / "arguments").read_text() == "--first-time nvidia\n"
 
 
 def test_repository_of_nvidia_is_recorded_for_each_distribution() -> None:
