@@ -148,8 +148,9 @@ FACTS = Path(__file__).parents[2] / "unit/packages/facts/el.toml"
 CODEREADY = tomllib.loads(FACTS.read_text())["codeready"]
 # The format of `dnf repolist --all`.
 LISTED = "{id:<70} Red Hat Enterprise Linux disabled"
-# Of `subscription-manager repos`, as Ansible's rhsm_repository expects it.
+# The output of `subscription-manager repos`, in part.
 UNSUBSCRIBED = "This system has no repositories available through subscriptions"
+SUBSCRIBED = "Repo ID:   codeready-builder-for-rhel-{}-x86_64-rpms"
 
 
 def listing(row: dict[str, Any]) -> list[str]:
@@ -179,23 +180,48 @@ def test_codeready_builder_has_the_name_of_each_distribution(tmp_path: Path, rel
     assert re.findall(r"enabled: (.*)\.\"", done.stdout) == [row["enabled"] for row in rows]
 
 
-@pytest.mark.parametrize("row", [CODEREADY[0], CODEREADY[-1]], ids=["listed", "unlisted"])
-def test_subscription_manager_is_asked_only_if_nothing_is_listed(
-    tmp_path: Path, row: dict[str, Any]
-) -> None:
+def a_rhel(tmp_path: Path, row: dict[str, Any], subscription: str) -> dict[str, Any]:
+    """Create stand-ins of a RHEL host, which record what subscription-manager is called with. Return
+    its facts.
+    """
     lines = "\n".join(listing(row))
     program(tmp_path, "dnf", f"cat <<'END'\n{lines}\nEND")
-    calls = tmp_path / "calls"
-    program(tmp_path, "subscription-manager", f"echo x >>{calls}; echo '{UNSUBSCRIBED}.'")
-    facts = ROCKY | {
+    program(
+        tmp_path, "subscription-manager", f'echo "$@" >>{tmp_path}/calls; echo "{subscription}"'
+    )
+    return ROCKY | {
         "distribution": "RedHat",
         "distribution_major_version": row["release"],
-        "packages": {},
+        "packages": {"dnf-plugins-core": []},
     }
+
+
+@pytest.mark.parametrize("subscription", [UNSUBSCRIBED, SUBSCRIBED])
+@pytest.mark.parametrize("row", [CODEREADY[0], CODEREADY[-1]], ids=["listed", "unlisted"])
+def test_subscription_manager_is_asked_only_if_nothing_is_listed(
+    tmp_path: Path, row: dict[str, Any], subscription: str
+) -> None:
+    facts = a_rhel(tmp_path, row, subscription.format(row["release"]))
     done = checked(tmp_path, "repositories", facts)
-    assert (UNSUBSCRIBED in done.stdout) != bool(row["enabled"]), done.stdout
-    assert calls.exists() != bool(row["enabled"])
-    assert (done.returncode == 0) == bool(row["enabled"])
+    is_listed = bool(row["enabled"])
+    assert (UNSUBSCRIBED in done.stdout) == (not is_listed and subscription == UNSUBSCRIBED)
+    assert (done.returncode == 0) == (is_listed or subscription == SUBSCRIBED), done.stdout
+    assert (tmp_path / "calls").exists() != is_listed
+    assert is_listed or (tmp_path / "calls").read_text() == "repos --list\n"
+
+
+def test_codeready_builder_is_enabled_through_subscription_manager(tmp_path: Path) -> None:
+    facts = a_rhel(tmp_path, CODEREADY[-1], "enabled")
+    tasks = [
+        {"ansible.builtin.include_vars": str(ROLES / "repositories/vars/RedHat.yml")},
+        {"ansible.builtin.set_fact": {"repositories_listed": {"stdout_lines": []}}},
+        {"ansible.builtin.include_role": {"name": "repositories", "tasks_from": "codeready"}},
+    ]
+    play = {"hosts": "compute", "gather_facts": False, "tasks": tasks}
+    done = run_play(tmp_path, play, ("ctl", "node"), known={"ansible_facts": facts})
+    assert done.returncode == 0, done.stdout
+    name = SUBSCRIBED.format(CODEREADY[-1]["release"]).split()[-1]
+    assert (tmp_path / "calls").read_text() == f"repos --enable={name}\n"
 
 
 def test_gcsfuse_on_rocky_linux_is_from_googles_repository(tmp_path: Path) -> None:
@@ -271,7 +297,7 @@ def waits(task: tuple[str, Any], before: tuple[str, Any] | None) -> bool:
     """
     module, said = task
     words = str(said.get("cmd") or said.get("argv")) if isinstance(said, dict) else str(said)
-    by_dnf = module.endswith((".dnf", ".dnf_config_manager", ".yum", ".package"))
+    by_dnf = module.endswith((".dnf", ".yum", ".package"))
     if by_dnf or (module.endswith(".command") and "dnf" in words):
         name, its = before or ("", {})
         return name.startswith("ansible.builtin.include_") and "wait" in str(its)
