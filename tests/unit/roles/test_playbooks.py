@@ -1,4 +1,4 @@
-"""The playbooks contain every role; a forgotten role would drift on every `up`."""
+"""The playbooks contain every role, and need no collection of Ansible's."""
 
 from __future__ import annotations
 
@@ -30,6 +30,28 @@ def named(value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("part", ["install", "configure"])
 def test_every_role_with_a_part_is_in_the_playbook_of_that_part(part: str) -> None:
+    """A forgotten role would drift on every `up`."""
     have = {path.parts[-3] for path in ANSIBLE.glob(f"roles/*/tasks/{part}.yml")}
     playbook = YAML(typ="safe").load(ANSIBLE / f"{part}.yml")
     assert have - set(named(playbook)) == set()
+
+
+def keys(value: Any) -> Iterator[str]:
+    """Each key of a document."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+def test_tasks_need_only_modules_of_ansible_core() -> None:
+    """The package ansible-core has no others, and modules without a full name may be in a collection."""
+    files = [*ANSIBLE.glob("*.yml"), *ANSIBLE.glob("tasks/*.yml")]
+    files += [*ANSIBLE.glob("roles/*/tasks/*.yml"), *ANSIBLE.glob("roles/*/handlers/*.yml")]
+    used = {key for path in files for key in keys(YAML(typ="safe").load(path))}
+    full = {key for key in used if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+){2,}", key)}
+    assert len(full) > 10
+    assert {key for key in full if not key.startswith("ansible.builtin.")} == set()
