@@ -213,7 +213,7 @@ def test_flex_start_leaves_time_to_build_the_image(nodes: str, builder_s: int) -
 @pytest.mark.parametrize(
     ("method", "code"),
     [
-        ("compute.images.insert", "permission"),
+        ("compute.images.insert", "cloud-permission"),
         ("", "no-packages"),
     ],
 )

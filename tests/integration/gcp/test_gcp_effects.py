@@ -29,12 +29,7 @@ def variables_of(*, nodes: int = 2, key: str = PUBLIC_KEY, **more: Settings) -> 
 
     ``more``: other settings of the `provider`, the `controller`, and the partition `train`.
     """
-    provider = {
-        "type": "gcp",
-        "project": "my-project",
-        "zone": "us-central1-a",
-        "region": "us-central1",
-    }
+    provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
     controller = {
         "machine_type": "n2-standard-4",
         "extra_disks": DISKS,

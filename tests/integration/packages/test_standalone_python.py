@@ -51,8 +51,6 @@ def test_standalone_python_runs_from_any_folder(
     place = tmp_path / "elsewhere"
     with tarfile.open(python.archive) as packed:
         packed.extractall(place, filter="data")
-    files = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert python.bytes == sum(path.stat().st_size for path in files)
     argv = [place / "bin/python3", "-IS", "-c", "import sys, zlib; print(sys.prefix)"]
     shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert shown.strip() == str(place)
