@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 MAX_DIFF = 1 << 20
 # The code and the thing of an error about a job that Slurm does not accept.
-_REFUSED = ("slurm-refused", "job")
+_REFUSED = ("slurm-refused", "")
 # Further tries to send files that another program is changing.
 _MORE_TRIES = 2
 # A submission does not wait longer for optional facts such as the git commit.

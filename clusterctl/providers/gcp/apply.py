@@ -198,7 +198,6 @@ def image_node(terraform: Terraform, name: str, shown: TerraformPlan | None) -> 
 # Resources of a node have its name as the key, or the beginning of it.
 _NODE: Final = re.compile(r'^module\.nodes\.module\.partition\["[^"]+"\]\.\w+\.\w+\["([^" ]+)')
 _CONTROLLER: Final = "module.controller."
-_UNKNOWN: Final = "terraform"
 # The maximum number of host names in a message with the same cause.
 _NAMED: Final = 5
 
@@ -279,7 +278,14 @@ def diagnose(diagnostic: Diagnostic, place: ProjectZone) -> ApplyFinding:
             "which continues"
         )
         return ApplyFinding(
-            Failure(_UNKNOWN, f"{diagnostic.text.strip()}{location}", host, "provision", fix)
+            Failure(
+                TerraformError.code,
+                f"{diagnostic.text.strip()}{location}",
+                host,
+                "provision",
+                fix,
+                about=TerraformError.about,
+            )
         )
     rule, groups = match
     words = {"project": place.project, "zone": place.zone, "region": place.region, **groups}

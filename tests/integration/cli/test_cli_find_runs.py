@@ -376,12 +376,12 @@ def test_table_for_a_program_has_its_head_alone_if_no_run_matches(
     ("arguments", "code"),
     [
         (("runs", "--over", "seed", "--sort", "loss"), "options-exclusive"),
-        (("runs", "--over", "sed"), "not-found/run-key"),
+        (("runs", "--over", "sed"), "unknown-run-key"),
         (("runs", "--ledger", "-o", "csv"), "options-exclusive"),
-        (("runs", "figure", "loss", "1", "--out", "loss.gif"), "option-invalid/figure-form"),
+        (("runs", "figure", "loss", "1", "--out", "loss.gif"), "figure-form-unknown"),
         (("runs", "figure", "loss", "1", "--out", "none/loss.csv"), "file-unwritable"),
         (("runs", "figure", "loss", "1", "--out", "none/loss.pdf"), "file-unwritable"),
-        (("runs", "figure", "los", "1"), "not-found/run-key"),
+        (("runs", "figure", "los", "1"), "unknown-run-key"),
     ],
 )
 def test_means_and_figures_with_wrong_options_are_refused(

@@ -213,7 +213,7 @@ def test_status_without_slurmctld_names_what_the_controller_lacks(
         jobs.status(JSON)
     assert condition(caught.value) == "slurm-away/controller"
     (failure,) = caught.value.failures
-    assert (condition(failure), failure.cause, failure.fix) == (condition(lack), lack.why, lack.fix)
+    assert (failure.about, failure.cause, failure.fix) == (lack.code, lack.why, lack.fix)
 
 
 def test_status_of_a_foreign_cluster_has_partitions(

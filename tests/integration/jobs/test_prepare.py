@@ -287,7 +287,6 @@ def test_submit_brings_the_payload_once(session, cluster, job):
         ("Invalid account or account/partition combination specified", "name your Slurm account"),
         ("Invalid generic resource (gres) specification", "leave out --gpus"),
         ("Requested node configuration is not available", "ask for less"),
-        ("something new", "that Slurm's message names"),
     ],
 )
 def test_refusal_names_the_flag_and_the_choices(cluster, job, answer, fix):

@@ -173,7 +173,7 @@ def test_every_pattern_of_a_rule_is_of_a_message_that_was_seen() -> None:
 @pytest.mark.parametrize("name", sorted({*TEXTS["rules"]} - {"not_stopped"}))  # our mistake
 def test_every_refusal_of_the_double_is_diagnosed(name: str) -> None:
     text = re.sub(r"\{(\w+)\}", r"\1", TEXTS["rules"][name])
-    assert diagnose(Diagnostic("error", text), PLACE).failure.code != "terraform"
+    assert diagnose(Diagnostic("error", text), PLACE).failure.about != "terraform"
 
 
 def test_explain_groups_hosts_with_the_same_cause() -> None:
