@@ -720,7 +720,9 @@ def slurm_findings(inventory: Inventory, to: Connect, report: DoctorReport) -> t
         lost = _nodes_with_lost_jobs(names, scheduler, to)
     except (SlurmError, CommandError, TransportError) as exc:
         is_explained = controller in faulty
-        silent = Finding(controller, "error", exc.about or exc.code, exc.what, exc.why, exc.fix)
+        silent = Finding(
+            controller, "error", exc.about or exc.code, exc.what, exc.why, exc.fix, exc.code
+        )
         return () if is_explained else (silent,)
     return (*_lost_jobs(lost), *_idle_for_a_reason(nodes))
 
@@ -789,6 +791,7 @@ def find_obstacles(spec: ClusterSpec, workspace: Workspace, provider: Provider) 
                 exc.what,
                 exc.why or exc.where,
                 exc.fix,
+                exc.code,
             )
             return replace(report, findings=(refusal, *report.findings))
     return report

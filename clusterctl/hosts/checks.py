@@ -61,7 +61,10 @@ _SIGNED: Final = "see Secure Boot in docs/gpus.md"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem of a host. With the level ``error``, the host can't join the cluster."""
+    """A problem of a host. With the level ``error``, the host can't join the cluster.
+
+    kind: the code of the failure that it causes. Default: a need that the host lacks.
+    """
 
     host: str
     level: Level
@@ -69,6 +72,7 @@ class Finding:
     what: str
     why: str
     fix: str
+    kind: str = "host-unfit"
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}: {self.why}; {self.fix}"
@@ -557,7 +561,14 @@ def examine(
 
 def findings_as_failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
     return tuple(
-        Failure("host-unfit", f"{f.what}: {f.why}", f.host, phase, f.fix, about=f.code)
+        Failure(
+            f.kind,
+            f"{f.what}: {f.why}",
+            f.host,
+            phase,
+            f.fix,
+            about="" if f.code == f.kind else f.code,
+        )
         for f in findings
     )
 
@@ -577,5 +588,7 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
 
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:
     # The failure of a host may have a more specific code than the error.
-    code = error.failures[0].about or error.failures[0].code
-    return Finding(host, "error", code, error.what, error.why or "no reason is known", error.fix)
+    kind = error.failures[0].code
+    code = error.failures[0].about or kind
+    why = error.why or "no reason is known"
+    return Finding(host, "error", code, error.what, why, error.fix, kind)

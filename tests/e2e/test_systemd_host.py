@@ -192,7 +192,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
         "mount -t tmpfs -o ro faulty /mnt",
         "umount /mnt",
         {"env": {"CLUSTERCTL_HOME": "/mnt/home"}},
-        "disk",
+        "disk-full/state",
         ("Read-only file system: /mnt",),
     ),
 }

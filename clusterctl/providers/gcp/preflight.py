@@ -146,8 +146,10 @@ class _Checks:
             (rule.code, rule.about) for rule in rules() if not (rule.transient or rule.retryable)
         }
         if (failure.code, failure.about) in {*lasting, (ApiOffError.code, "")}:
-            return Finding(self.settings.project, "error", code, exc.what, exc.why, fix)
-        return Finding(name, "warning", code, exc.what, exc.why, fix)
+            return Finding(
+                self.settings.project, "error", code, exc.what, exc.why, fix, failure.code
+            )
+        return Finding(name, "warning", code, exc.what, exc.why, fix, failure.code)
 
     def _error(
         self, about: str, where: str, message: str, reason: str = "", **words: str
@@ -155,7 +157,8 @@ class _Checks:
         rule = next(rule for rule in rules() if about in (rule.about, rule.code))
         location = {**self.settings.location, "region": self.settings.region_name}
         failure = rule.failure({**location, **words}, host=None, phase="plan")
-        return Finding(where, "error", about, message, reason or failure.cause, failure.fix)
+        cause = reason or failure.cause
+        return Finding(where, "error", about, message, cause, failure.fix, rule.code)
 
     @property
     def _project(self) -> str:

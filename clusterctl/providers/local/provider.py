@@ -132,7 +132,13 @@ class LocalProvider(Provider):
             require_root(sys.platform)
         except MachineError as exc:
             finding = Finding(
-                "this machine", "error", exc.about or exc.code, exc.what, exc.why, exc.fix
+                "this machine",
+                "error",
+                exc.about or exc.code,
+                exc.what,
+                exc.why,
+                exc.fix,
+                exc.code,
             )
             return DoctorReport((finding,), {})
         return None

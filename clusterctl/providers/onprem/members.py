@@ -316,6 +316,7 @@ def examine(
             NO_ROOT if isinstance(exc, SudoError) else NO_LOGIN,
             failure.cause,
             failure.fix,
+            failure.code,
         )
         for host, exc in lost.items()
         for failure in exc.failures
@@ -392,7 +393,7 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
         except remote_claim.RefusedError as exc:
             summary = "the machine is not free"
             findings.append(
-                Finding(host, "error", exc.about or exc.code, summary, exc.cause, exc.fix)
+                Finding(host, "error", exc.about or exc.code, summary, exc.cause, exc.fix, exc.code)
             )
     return tuple(findings)
 

@@ -140,7 +140,7 @@ def test_preflight_names_a_user_who_can_not_become_root(monkeypatch: pytest.Monk
     assert report is not None
     (finding,) = report.errors
     assert (condition(finding), finding.why) == (
-        "sudo/nodes",
+        "nodes",
         "sudo: a password is required",
     )
     for words in ([], ["env", "--"]):

@@ -55,7 +55,7 @@ def test_host_of_a_cluster_is_refused_to_others_and_stays_as_it_is(
     run(monkeypatch, capsys, "join", "abc")
     before = claim.read_bytes()
     remote_claim.RECORD.touch()
-    assert run(monkeypatch, capsys, "join", "def")["code"] == "claimed"
+    assert run(monkeypatch, capsys, "join", "def")["about"] == "machine"
     assert run(monkeypatch, capsys, "join", "abc") == {"ok": True}
     assert run(monkeypatch, capsys, "leave", "def") == {"ok": True}
     assert claim.read_bytes() == before
@@ -72,7 +72,7 @@ def test_host_with_an_empty_claim_is_not_changed(
     claim.parent.mkdir()
     claim.write_text("")
     for do in ("join", "leave"):
-        assert run(monkeypatch, capsys, do, "abc")["code"] == "record-damaged/claim"
+        assert run(monkeypatch, capsys, do, "abc")["about"] == "claim"
     assert claim.read_text() == ""
 
 
