@@ -70,7 +70,6 @@ exit 0
 """
 HEALTHY = 'echo "healthy" >result.txt; echo done\n'
 ALL_ENDED = 'for i in $(seq 200); do [ -z "$(squeue --noheader)" ] && exit; sleep 0.5; done; exit 1'
-MIB = 1 << 20
 LIMIT_MIB = 200
 SGR = re.compile(r"\x1b\[[0-9;:]*m")
 ACTED_UPON = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -216,8 +215,6 @@ def test_collect_fetches_all_it_can_and_names_the_rest(attack: Attack) -> None:
     assert skipped("swapped-files").keys() == {"files"}
     sparse = home[attack.hostile["sparse"]]
     assert (sparse / "beside.txt").read_text() == "here\n"
-    holes = home[attack.hostile["holes"]] / "holes.bin"
-    assert holes.stat().st_blocks * 512 < 64 * MIB
     forged = home[attack.hostile["forged"]]
     assert json.loads((forged / "run.json").read_text())["name"] == "forged"
     assert "forged" not in (forged / "spec.yaml").read_text()
