@@ -185,8 +185,14 @@ def reject_opened(fd: int, path: Path) -> None:
     links may have changed since ``reject_read``.
     """
     if (limits := confinement()) is not None:
-        opened = os.readlink(f"/proc/self/fd/{fd}")
-        if not opened.startswith(limits.made) and (why := _outside(limits, opened)):
+        # The file that was opened is the one at this path, or the path leads elsewhere by now.
+        real = os.path.realpath(path)
+        try:
+            is_same = os.path.samestat(os.fstat(fd), os.stat(real))
+        except OSError:
+            is_same = False
+        why = "" if is_same else "it was replaced while it was opened"
+        if why or (not real.startswith(limits.made) and (why := _outside(limits, real))):
             raise path_refusal(limits, str(path), why)
 
 

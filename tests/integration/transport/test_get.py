@@ -138,7 +138,7 @@ def test_get_of_an_agent_refuses_folders_that_programs_obey(home, target, name):
     config = home / "tree" / name / "config"
     config.parent.mkdir(parents=True)
     config.write_text("[core]\n")
-    with rejected("agent-limit/folders", LimitError):
+    with rejected("agent-limit", LimitError):
         get(target, "tree")
     assert not (target / "tree").exists()
 
@@ -147,7 +147,7 @@ def test_get_of_an_agent_refuses_folders_that_programs_obey(home, target, name):
 @pytest.mark.parametrize("name", [".mcp.json", ".envrc", "cluster.yaml"])
 def test_get_of_an_agent_refuses_a_name_that_programs_obey(home, target, name):
     (home / "harmless").write_text("{}")
-    with rejected("agent-limit/folders", LimitError):
+    with rejected("agent-limit", LimitError):
         fetch(LocalTransport(), ("harmless",), target / name, is_name=True)
     assert not (target / name).exists()
 
