@@ -62,7 +62,7 @@ def changes(
     *,
     leads: bool = False,
     check: bool = False,
-    **variables: object,
+    **variables: Any,
 ) -> int:
     """Play `tasks` of a role as `run_tasks` does. Return how many of them changed something, or
     would.
