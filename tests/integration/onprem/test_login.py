@@ -82,7 +82,7 @@ def test_installation_in_the_job_environment_is_refused(
     monkeypatch.setattr(sys, "prefix", "/opt/clusterctl/venv")
     refused = check_this_machine("desk")
     assert refused is not None
-    assert condition(refused) == "own-place"
+    assert refused.about == "own-place"
 
 
 def test_machine_without_sshd_names_the_package(
