@@ -33,7 +33,7 @@ try:
     with Connections(Path(sys.argv[1])) as connections:
         print(connections.to("login", sys.argv[2]).run(["echo", "it is", "there"]).stdout.strip())
 except ClusterctlError as exc:
-    sys.exit(exc.code)
+    sys.exit(f"{exc.code}/{exc.about}")
 """
 ANSWER = "it is there"
 
