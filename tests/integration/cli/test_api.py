@@ -208,7 +208,7 @@ def test_api_with_wrong_arguments_raises_usage_error(played_session: Session) ->
         (lambda: demo.submit("train", nods=2), "not-found/name"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", wait=True), "not-found/name"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", nodes=0), "option-invalid/out-of-range"),
-        (lambda: demo.submit("train", env={"B": "x", "A": 1}), "wrong-type"),  # type: ignore[dict-item]
+        (lambda: demo.submit("train", env={"B": "x", "A": 1}), "option-invalid/wrong-type"),  # type: ignore[dict-item]
         (
             lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"),
             "option-invalid/sweep-with-array",
@@ -224,7 +224,7 @@ def test_api_with_wrong_arguments_raises_usage_error(played_session: Session) ->
     with pytest.raises(NotUpError):
         clusterctl.Cluster(name="other").status()
     Path("wrong.yaml").write_text("version: 1\nname: demo\npartitons: []\n")
-    with refused("spec-invalid/unknown-key", SpecError):
+    with refused("unknown-key", SpecError):
         clusterctl.Cluster("wrong.yaml").validate()
 
 

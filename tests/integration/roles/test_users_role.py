@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pwd
@@ -24,6 +25,14 @@ OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2
 MARK = " managed by clusterctl for demo"
 LISTED = "restrict,pty ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB ada" + MARK
 FORMER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5f" + MARK
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One test at a time of all workers: the role looks at every account of the machine."""
+    with (tmp_path_factory.getbasetemp().parent / "accounts.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture

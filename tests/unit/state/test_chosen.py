@@ -17,8 +17,8 @@ from tests.support.messages import refused
     [
         ("", "", "unfinished"),
         ("configured", '{"marks": {}}', "unfinished"),
-        ("configured", '{"marks": {"d-ctl": {}}}', "slurm"),
-        ("login", "", "slurm"),
+        ("configured", '{"marks": {"d-ctl": {}}}', "slurm-refused"),
+        ("login", "", "slurm-refused"),
     ],
 )
 def test_command_that_fails_before_an_up_has_finished_names_that(
@@ -29,6 +29,6 @@ def test_command_that_fails_before_an_up_has_finished_names_that(
     workspace.create()
     if file:
         getattr(workspace, file).write_text(text)
-    kind: type[ClusterctlError] = SlurmError if code == "slurm" else NotUpError
+    kind: type[ClusterctlError] = SlurmError if code == "slurm-refused" else NotUpError
     with refused(code, kind, "sinfo failed"), naming_lock_holder(workspace):
         raise SlurmError("sinfo failed")
