@@ -60,13 +60,10 @@ _NOTE: Final = "pending.json"
 
 @dataclass(frozen=True, slots=True)
 class HostSize:
-    """CPUs and memory that a provider gives a compute host. ``disk_mib``: limit of its disk, or
-    None.
-    """
+    """CPUs and memory that a provider gives a compute host."""
 
     cpus: int
     memory_mib: int
-    disk_mib: int | None = None
 
     @classmethod
     def of(cls, host: Host | None) -> HostSize | None:
@@ -75,16 +72,13 @@ class HostSize:
         """
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
-        return cls(host.cpus, host.memory_mib, host.disk_mib)
+        return cls(host.cpus, host.memory_mib)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The size as texts: `2 CPUs`, `4GiB of memory` and, if the disk is limited, `50GiB of
-        disk`.
-        """
-        cpus = counted(self.cpus, "CPU")
-        disk = () if self.disk_mib is None else (f"{formatting.exact_size(self.disk_mib)} of disk",)
-        return (cpus, f"{formatting.size(self.memory_mib << 20)} of memory", *disk)
+        """The size as texts: `2 CPUs` and `4 GiB of memory`."""
+        memory = formatting.size(self.memory_mib << 20)
+        return (counted(self.cpus, "CPU"), f"{memory} of memory")
 
     def __str__(self) -> str:
         return ", ".join(self.parts)

@@ -39,7 +39,6 @@ from clusterctl.spec.hosts import HostRange, OnpremHost, PublicKey, Switch, expa
 from clusterctl.spec.names import (
     ADMIN_USER,
     DATA,
-    LEAST_DISK_MIB,
     MAX_ARRAY_SIZE,
     MAX_COUNT,
     PROOF_PARTITION,
@@ -187,10 +186,6 @@ class Partition(SpecModel):
     memory: Annotated[SizeMib, at_least(formatting.exact_size(LEAST_MEMORY_MIB))] | None = Field(
         None,
         description="memory of each local node; by default this machine's, divided among the nodes",
-    )
-    disk: Annotated[SizeMib, at_least(formatting.exact_size(LEAST_DISK_MIB))] | None = Field(
-        None,
-        description="disk space of each local node; by default limited only by this machine's free space",
     )
     gpus: Gpus | None = Field(
         None,

@@ -239,7 +239,7 @@ def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
 # keys.
 _KEY: Final = re.compile(r"\b(AAAA)[A-Za-z0-9+/]{48,}([A-Za-z0-9+/]{12}=*)")
 _OF_THE_HOSTS: Final = {"version", "name", "provider"}
-_OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
+_OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "gpus"})
 
 
 @dataclass(frozen=True, slots=True)

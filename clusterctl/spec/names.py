@@ -55,7 +55,6 @@ MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"
 # A /24 has 256 addresses. Reserved: network, broadcast, this machine, and a few spare addresses.
 MAX_LOCAL_HOSTS: Final = 250
-LEAST_DISK_MIB: Final = 64
 # Slurm stores numbers of nodes, tasks and CPUs of a node in 16 bits.
 MAX_COUNT: Final = 65_533
 # The variable with the folder of an earlier run's files on the cluster.

@@ -72,7 +72,6 @@ class Host:
     cgroups: whether Slurm can use control groups on this host.
     cpus, memory_mib: the node's share of a machine, if several nodes share a machine. Slurm is
         configured with this share instead of the detected hardware (``config_overrides``).
-    disk_mib: limit of the disk space that the node may use. Default: no limit.
     hostname: the machine's short hostname, if it is not ``name``.
     instance_id: id of the machine; a recreated host has another.
     proxy_command: program whose standard streams carry the SSH connection if there is no route to
@@ -96,7 +95,6 @@ class Host:
     cgroups: bool = True
     cpus: int | None = None
     memory_mib: int | None = None
-    disk_mib: int | None = None
     hostname: str | None = None
     instance_id: str | None = None
     proxy_command: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ import pytest
 from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.messages import condition, shows
 
-PARTITION = "{{name: train, nodes: {}, cpus: 1, memory: 2GiB, disk: 256MiB}}"
+PARTITION = "{{name: train, nodes: {}, cpus: 1, memory: 2GiB}}"
 OTHER = "{name: other, nodes: 1, memory: 1GiB}"
 COUNTER = """\
 #!/bin/bash
@@ -243,11 +243,12 @@ def test_nodes_that_do_not_reach_each_other_are_named(drift_cluster: Cluster) ->
 
 def test_up_with_a_full_disk_names_it(drift_cluster: Cluster) -> None:
     second = node(drift_cluster, 2)
-    drift_cluster.ssh(second, "sudo dd if=/dev/zero of=/big bs=1M", rc=None)
+    drift_cluster.ssh(second, "sudo mount -t tmpfs -o size=1M full /tmp")
+    drift_cluster.ssh(second, "sudo dd if=/dev/zero of=/tmp/big bs=64K", rc=None)
     found = failure(drift_cluster("-o", "json", "up", rc=1).json)
     assert (found["host"], found["code"]) == (second, "disk-full")
-    assert "/ is full" in found["cause"]
-    drift_cluster.ssh(second, "sudo rm /big")
+    assert "/tmp is full" in found["cause"]
+    drift_cluster.ssh(second, "sudo umount /tmp")
     # Not sooner: Slurm takes some seconds to save a job that has just begun, and requeues what it
     # forgot.
     drift_cluster.ssh(ctl(drift_cluster), "sudo pkill -KILL slurmctld")

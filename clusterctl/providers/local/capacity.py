@@ -38,15 +38,15 @@ def compare(
         previous_size = HostSize.of(hosts.get(share.host))
         price = prices[share.partition]
         previous = str(previous_size) if previous_size and previous_size != share.size else ""
-        is_replaced = (
-            share.host in recreated or existing.nodes.get(share.host) != share.size.disk_mib
-        )
         yield _change(
-            share.host, str(share.size), existing, price, previous=previous, is_replaced=is_replaced
+            share.host,
+            str(share.size),
+            existing,
+            price,
+            previous=previous,
+            is_replaced=share.host in recreated,
         )
-    for name in sorted(
-        existing.nodes.keys() - {spec.controller_host, *(share.host for share in nodes)}
-    ):
+    for name in sorted(existing.nodes - {spec.controller_host, *(share.host for share in nodes)}):
         host = hosts.get(name)
         price = prices.get(host.partition) if host else None
         yield HostChange(
@@ -121,7 +121,7 @@ def divide(
             cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
             cursor += cpus
             memory = partition.memory or memory_each
-            size = HostSize(cpus, memory, partition.disk)
+            size = HostSize(cpus, memory)
             nodes.append(NodeShare(host, partition.name, tuple(sorted(cores)), size))
     return tuple(nodes), _notes(tuple(nodes), hardware)
 

@@ -50,10 +50,9 @@ DONE = json.dumps("done")
 _PARALLEL = 8
 
 
-def _check_tools(*, disks: bool = False) -> None:
-    tools = {**TOOLS, "mkfs.ext4": "e2fsprogs"} if disks else TOOLS
+def _check_tools() -> None:
     maker = "dnf" if distributions.redhat_release() else "mmdebstrap"
-    tools = {**tools, maker: maker, **(DNF_NAMES if has_dnf() else {})}
+    tools = {**TOOLS, maker: maker, **(DNF_NAMES if has_dnf() else {})}
     missing = {
         tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])
     }
@@ -197,7 +196,7 @@ def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
 def up(message: dict[str, Any]) -> dict[str, Any]:
     """Create the missing parts of a cluster, and remove nodes that the request does not contain."""
     request = layout.ClusterRequest.model_validate(message)
-    _check_tools(disks=any(node.disk_mib for node in request.nodes))
+    _check_tools()
     with state_lock("up"):
         system.erase_doomed(layout.STATE)
         state = _load_state(request)
@@ -371,11 +370,10 @@ def _remove_nodes(
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
     existing_nodes = {path.name for path in nodes.iterdir()}
-    disks = {node.name: node.disk_mib for node in request.nodes}
-    present = [name for name in disks if name in existing_nodes]
-    recreated = [n for n in present if n in request.anew or system.disk_mib(nodes / n) != disks[n]]
-    surplus = sorted(existing_nodes - disks.keys())
-    leaving = {*recreated, *surplus, *(state.numbers.keys() - disks.keys())}
+    requested = [node.name for node in request.nodes]
+    recreated = [n for n in requested if n in existing_nodes and n in request.anew]
+    surplus = sorted(existing_nodes.difference(requested))
+    leaving = {*recreated, *surplus, *(state.numbers.keys() - set(requested))}
     names = {
         layout.machine_name(request.id, state.numbers[n]) for n in leaving if n in state.numbers
     }
@@ -466,10 +464,9 @@ def existing_of(folder: Path, machines: Sequence[str]) -> layout.ExistingMachine
     with suppress(FileNotFoundError):
         content = (folder / layout.STATE_FILE).read_bytes()
         state = layout.ClusterState.model_validate_json(content)
-        nodes = sorted((folder / "nodes").glob("[!.]*"))
-        disks = {node.name: system.disk_mib(node) for node in nodes}
+        nodes = frozenset(node.name for node in (folder / "nodes").glob("[!.]*"))
         running = frozenset(state.hosts[name] for name in machines if name in state.hosts)
-        answer = answer.model_copy(update={"state": state, "nodes": disks, "running": running})
+        answer = answer.model_copy(update={"state": state, "nodes": nodes, "running": running})
     return answer
 
 
@@ -483,8 +480,6 @@ def look(message: dict[str, Any]) -> dict[str, Any]:
     residue += [f"process {pid} in {netns}" for pid in system.in_network(system.NETNS_DIR / netns)]
     residue += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
     residue += [f"mount {point}" for point in system.mounted_under(folder)]
-    for place in (folder, system.doomed(folder)):
-        residue += [f"loop device {name}" for name in system.loops_under(place)]
     names = {netns, layout.bridge_name(cluster_id)}
     links = [path.name for path in Path("/sys/class/net").iterdir()]
     residue += [f"link {name}" for name in links if name in names or f"c{cluster_id}-" in name]

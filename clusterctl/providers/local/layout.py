@@ -15,7 +15,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from clusterctl.spec.base import PATTERNS, UnixName, Url
-from clusterctl.spec.names import LEAST_DISK_MIB, MAX_LOCAL_HOSTS
+from clusterctl.spec.names import MAX_LOCAL_HOSTS
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")
@@ -96,9 +96,6 @@ class NspawnNode(_Message):
     name: HostName
     cores: tuple[int, ...] = Field(
         (), description="cores of this machine that the node may use; empty: all"
-    )
-    disk_mib: Annotated[int, Field(ge=LEAST_DISK_MIB)] | None = Field(
-        None, description="size of the file system for its changes; none: use this machine's disk"
     )
 
 
@@ -291,12 +288,12 @@ class StorageQuery(_Message):
 class ExistingMachines(_Message):
     """The state of a cluster on this machine.
 
-    nodes: name -> size of the node's own disk in MiB. None: it uses this machine's disk.
+    nodes: names of all nodes that have a folder, also of stopped nodes.
     machines: machine names of all running nodes, also of nodes that are missing in ``state``.
     """
 
     state: ClusterState | None = None
-    nodes: dict[HostName, int | None] = Field(default_factory=dict)
+    nodes: frozenset[HostName] = frozenset()
     running: frozenset[HostName] = frozenset()
     machines: tuple[str, ...] = ()
 

@@ -28,7 +28,7 @@ from typing import IO
 from clusterctl.errors import ProvisionError
 from clusterctl.hosts.remote_host_files import with_block
 from clusterctl.providers.local import layout, system
-from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
+from clusterctl.providers.local.system import TOOL_ENV, mount_overlay, rooted_under, run
 from clusterctl.spec.names import ADMIN_ID, key_mark
 from clusterctl.state.workspace import has_content
 
@@ -130,9 +130,7 @@ def prepare(
 
     Symbolic links are not followed, because root in the node may have created them.
     """
-    size_mib = machine.node.disk_mib
-    changes = mount_disk(machine.folder, size_mib) if size_mib else machine.folder
-    root = mount_overlay(lower, machine.folder, changes)
+    root = mount_overlay(lower, machine.folder)
     name = machine.node.name
     address = layout.address(subnet, machine.number)
     _place(root, "etc/hostname", f"{name}\n")
@@ -146,7 +144,7 @@ def prepare(
         "LinkLocalAddressing=no\n"
     )
     _place(root, "etc/systemd/network/10-host0.network", network_file)
-    if not (changes / "upper/etc/hosts").is_file():
+    if not (machine.folder / "upper/etc/hosts").is_file():
         _place(root, "etc/hosts", first_hosts_file(name, str(address)))
     for file in files:
         path = file.path.lstrip("/")
@@ -209,7 +207,7 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
-    # An unchanged file is not written again, so that a node can start even if its disk is full.
+    # An unchanged file is not written again, so that a node can start even if the disk is full.
     if not has_content(path, data, mode):
         # Removing the file first replaces a link instead of following it.
         path.unlink(missing_ok=True)

@@ -203,8 +203,8 @@ class LocalProvider(Provider):
                 storages = self.storages()
         # A plan is shown even without root access.
         except MachineError as exc:
-            disks = {host.name: host.disk_mib for host in hosts.values()}
-            existing = layout.ExistingMachines(nodes=disks, running=frozenset(disks))
+            names = frozenset(hosts)
+            existing = layout.ExistingMachines(nodes=names, running=names)
             notes += (
                 (
                     "nodes and storage are shown as `up` left them; they could not be "
@@ -294,9 +294,7 @@ class LocalProvider(Provider):
             layout.Home(name=user.name, uid=user.uid, keys=(image.admin_key,))
             for user in spec.users
         )
-        nodes = (
-            layout.NspawnNode(name=s.host, cores=s.cores, disk_mib=s.size.disk_mib) for s in sizes
-        )
+        nodes = (layout.NspawnNode(name=s.host, cores=s.cores) for s in sizes)
         return layout.ClusterRequest(
             id=workspace.cluster_id(),
             name=spec.name,

@@ -116,53 +116,11 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(points, key=lambda p: len(p.parts), reverse=True))
 
 
-def mount_disk(folder: Path, size_mib: int) -> Path:
-    """Mount a disk of this size at ``folder/disk``. If its sparse file is missing, create the
-    file.
-    """
-    image = folder / "disk.img"
-    point = folder / "disk"
-    point.mkdir(parents=True, exist_ok=True)
-    if not image.exists():
-        unfinished = image.with_suffix(".new")
-        with unfinished.open("wb") as file:
-            file.truncate(size_mib << 20)
-        run(["mkfs.ext4", "-q", "-F", "-m", "0", str(unfinished)], action="making a node's disk")
-        unfinished.rename(image)
-    if not mounted_under(point):
-        run(
-            ["mount", "-o", "loop,discard", str(image), str(point)], action="mounting a node's disk"
-        )
-    return point
-
-
-def disk_mib(folder: Path) -> int | None:
-    """Return the size of the disk that ``mount_disk`` created in a folder. None: there is no
-    disk.
-    """
-    image = folder / "disk.img"
-    return image.stat().st_size >> 20 if image.exists() else None
-
-
-def loops_under(folder: Path) -> tuple[str, ...]:
-    """Return the loop devices of files below ``folder``, including deleted files."""
-    devices = []
-    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        # The device may have just been detached.
-        with suppress(OSError):
-            if backing.read_text().startswith(f"{folder}/"):
-                devices.append(backing.parts[3])
-    return tuple(devices)
-
-
-def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = None) -> Path:
-    """Mount layers (topmost first) at ``folder/root``. Changes go to ``changes``. Default:
-    ``folder``.
-    """
-    changes = changes or folder
+def mount_overlay(lower: tuple[Path, ...], folder: Path) -> Path:
+    """Mount layers (topmost first) at ``folder/root``. Changes go to ``folder/upper``."""
     root = folder / "root"
-    upper = changes / "upper"
-    work = changes / "work"
+    upper = folder / "upper"
+    work = folder / "work"
     if mounted_under(root):
         return root
     for part in (root, upper, work):

@@ -19,7 +19,7 @@ _REFUSED: Final[tuple[Refusal, ...]] = (
     ("scheduler", "it runs Slurm", "remove scheduler"),
     ("users", "jobs run as your account there", "remove users"),
     OF_OWN_MACHINES,
-    *((f"partitions.{key}", _OPERATED, f"remove {key}") for key in ("cpus", "memory", "disk")),
+    *((f"partitions.{key}", _OPERATED, f"remove {key}") for key in ("cpus", "memory")),
     *(
         (f"software.{key}", "users can't install packages on this cluster's nodes", f"remove {key}")
         for key in ("slurm", "packages", "mirrors", "apptainer", "nvidia")

@@ -66,9 +66,9 @@ _OF_LOCAL_NODES: Final = tuple(
     (
         f"partitions.{key}",
         f"{key} is only for local nodes",
-        f"set {word} in provider.partitions instead",
+        "set machine_type in provider.partitions instead",
     )
-    for key, word in (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
+    for key in ("cpus", "memory")
 )
 
 

@@ -47,7 +47,7 @@ AbsolutePath = Annotated[str, PATTERNS["absolute_path"]]
 _STORAGE: Final = ("storage.name", "your machines keep all home folders anyway", "remove name")
 _OF_LOCAL_NODES: Final = tuple(
     (f"partitions.{key}", f"{key} is only for local nodes", f"remove {key}; clusterctl measures it")
-    for key in ("cpus", "memory", "disk")
+    for key in ("cpus", "memory")
 )
 
 

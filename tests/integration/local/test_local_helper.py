@@ -90,7 +90,7 @@ def test_subnet_in_use_is_refused_before_the_image_is_built(
 ) -> None:
     for name in ("RUN", "STATE", "CACHE"):
         monkeypatch.setattr(layout, name, tmp_path / name)
-    monkeypatch.setattr(helper, "_check_tools", lambda **_: None)
+    monkeypatch.setattr(helper, "_check_tools", lambda: None)
     monkeypatch.setattr(system, "check_overlay", lambda _: None)
     built: list[object] = []
     monkeypatch.setattr(helper, "_bake_missing", built.append)
@@ -120,7 +120,7 @@ def test_up_notes_settings_that_existing_nodes_ignore(
     layout.state_file(state.id).parent.mkdir(parents=True)
     layout.state_file(state.id).write_text(state.model_dump_json())
     begun: list[str] = []
-    monkeypatch.setattr(helper, "_check_tools", lambda **_: None)
+    monkeypatch.setattr(helper, "_check_tools", lambda: None)
     monkeypatch.setattr(helper, "_prepare_this_machine", lambda *_: begun.append("network") or ())
     monkeypatch.setattr(helper, "_remove_nodes", lambda *_: begun.append("removal") or ((), ()))
     monkeypatch.setattr(helper, "_start_nodes", lambda *_: ())

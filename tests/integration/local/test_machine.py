@@ -108,22 +108,6 @@ def test_end_rooted_ends_processes_on_the_file_system_of_a_node(tmp_path: Path) 
         system.erase(tmp_path / "nodes")
 
 
-def test_disk_image_has_its_size_and_leaves_no_loop_device(tmp_path: Path) -> None:
-    folder = tmp_path / "nodes" / "n"
-    assert system.disk_mib(folder) is None
-    root = system.mount_overlay((Path("/"),), folder, system.mount_disk(folder, 64))
-    try:
-        assert system.disk_mib(folder) == 64
-        assert len(system.loops_under(tmp_path)) == 1
-        found = os.statvfs(root)
-        assert 40 < found.f_blocks * found.f_frsize >> 20 <= 64
-        assert system.mount_disk(folder, 64) == folder / "disk"
-    finally:
-        system.erase(folder)
-    assert not folder.exists()
-    assert system.loops_under(tmp_path) == ()
-
-
 def test_place_does_not_rewrite_unchanged_files(root: Path) -> None:
     path = machine._place(root, "etc/hostname", "n\n")
     before = path.stat().st_ino

@@ -80,7 +80,6 @@ def test_numbered_reuses_the_number_of_a_removed_node() -> None:
         ("up", {"nodes": [{"name": "-train"}]}),
         ("up", {"nodes": [{"name": "a/b"}]}),
         ("up", {"nodes": [{"name": "a", "cores": ["0; id"]}]}),
-        ("up", {"nodes": [{"name": "a", "disk_mib": -1}]}),
         ("up", {"homes": [{"name": "root:x", "uid": 1000, "keys": []}]}),
         ("up", {"homes": [{"name": "eve", "uid": 0, "keys": []}]}),
         ("up", {"packages": ["git; id"]}),

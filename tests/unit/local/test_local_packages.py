@@ -52,7 +52,7 @@ def test_packages_of_the_spec_are_installed_in_the_image() -> None:
 def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, **known: Any) -> str:
     """Return the notes of a plan for a running cluster. known: fields of the helper's record."""
     state = a_state(distribution="debian-13", **known)
-    known = ExistingMachines(state=state, nodes={"d-ctl": None})
+    known = ExistingMachines(state=state, nodes=frozenset({"d-ctl"}))
     play_helper(monkeypatch, known.model_dump(mode="json"))
     workspace.cluster_id()
     return str(LocalProvider(SETTINGS).plan(spec(), workspace).notes)

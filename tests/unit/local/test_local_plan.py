@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,9 +46,9 @@ def node(name: str, cpus: int = 2, memory_mib: int = 4096) -> Host:
     return host_of(name, address="10.9.8.3", partition="train", cpus=cpus, memory_mib=memory_mib)
 
 
-def there(*names: str, off: Collection[str] = (), disk_mib: int | None = None) -> ExistingMachines:
-    disks = {CTL: None, **dict.fromkeys(names, disk_mib)}
-    return ExistingMachines(state=STATE, nodes=disks, running=disks.keys() - off)
+def there(*names: str, off: Collection[str] = ()) -> ExistingMachines:
+    nodes = frozenset({CTL, *names})
+    return ExistingMachines(state=STATE, nodes=nodes, running=nodes.difference(off))
 
 
 def look(wanted: ClusterSpec, found: ExistingMachines, *nodes: Host) -> list[HostChange]:
@@ -85,24 +84,6 @@ def test_changed_cpus_or_memory_change_a_node_in_place() -> None:
     assert [(change.destroys, change.ends_jobs) for change in changes] == [(False, True)] * 2
 
 
-@pytest.mark.parametrize(
-    ("now", "then", "why"),
-    [
-        (None, "1GiB", "was 2 CPUs, 4 GiB of memory"),
-        (2048, "1GiB", "was 2 CPUs, 4 GiB of memory, 2GiB of disk"),
-        (2048, None, "was 2 CPUs, 4 GiB of memory, 2GiB of disk"),
-    ],
-)
-def test_changed_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:
-    found = there(ONE, TWO, disk_mib=now)
-    hosts = [replace(node(name), disk_mib=now) for name in (ONE, TWO)]
-    changes = look(spec(**({"disk": then} if then else {})), found, *hosts)
-    assert [(c.name, c.action, c.why, c.destroys) for c in changes] == [
-        (ONE, "replace", why, True),
-        (TWO, "replace", why, True),
-    ]
-
-
 def test_recreated_node_is_replaced_with_its_size() -> None:
     shares, _ = divide(spec(), HERE)
     found = compare(spec(), shares, there(TWO), {TWO: node(TWO)}, recreated=(ONE, TWO, CTL))
@@ -131,10 +112,8 @@ def test_existing_of_a_cluster_reads_its_state_and_its_nodes(tmp_path: Path) -> 
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
         (folder / "nodes" / name).mkdir(parents=True)
     (folder / "nodes" / ".removed-n").mkdir()
-    with (folder / "nodes" / ONE / "disk.img").open("wb") as disk:
-        disk.truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())
-    nodes = {CTL: None, ONE: 64}
+    nodes = frozenset({CTL, ONE})
     assert helper.existing_of(folder, machines) == ExistingMachines(
         state=STATE, nodes=nodes, running=frozenset({ONE}), machines=machines
     )

@@ -25,7 +25,7 @@ def test_differences_of_equal_specs_are_none() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"nodes": 5}, {"cpus": 2}, {"memory": "2GiB"}, {"disk": "1GiB"}],
+    [{"nodes": 5}, {"cpus": 2}, {"memory": "2GiB"}],
     ids=lambda more: next(iter(more)),
 )
 def test_differences_leave_hosts_to_the_provider(more: dict[str, Any]) -> None:
