@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,9 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
         def wait(self) -> None:
             for root in layout.CACHE.glob(".building-class-*/root"):
-                (root / "etc/conf").write_text("configured")
+                # Another helper may have finished its own folder meanwhile.
+                with suppress(FileNotFoundError):
+                    (root / "etc/conf").write_text("configured")
 
     def answer(said: dict[str, Any]) -> None:
         if "ready" in said:
