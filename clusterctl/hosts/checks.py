@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -287,14 +286,9 @@ def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterat
 
 @_check_of_host
 def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if Slurm on the host, or Slurm in the host's distribution, has no cgroups
-    plugin.
-    """
-    # `_system` reports an unknown distribution.
-    with suppress(ProvisionError):
-        knows = distribution_of(facts.system.release).cgroup_v2
-        if expected.cgroups and (facts.cgroup_plugin is False or not knows):
-            yield cgroup_finding(host)
+    """Yield a finding if Slurm on the host has no cgroups plugin."""
+    if expected.cgroups and facts.cgroup_plugin is False:
+        yield cgroup_finding(host)
 
 
 def cgroup_finding(host: str) -> Finding:
@@ -305,7 +299,9 @@ def cgroup_finding(host: str) -> Finding:
         "Slurm has no plugin for the kernel's version of control groups: jobs can use GPUs of "
         "other jobs, and are cancelled only some seconds after they exceed their memory"
     )
-    fix = f"if that matters, use a distribution with the plugin: see {NO_CGROUPS} in docs/doctor.md"
+    fix = (
+        f"if that matters, use a build of Slurm with the plugin: see {NO_CGROUPS} in docs/doctor.md"
+    )
     return Finding(host, "warning", NO_CGROUPS, "Slurm runs without control groups", cause, fix)
 
 

@@ -34,7 +34,6 @@ class Distribution:
         no module. Both are of the distribution's package: a host may have NVIDIA's, with another
         prefix and no module.
     glibc_minor: the x of glibc 2.x.
-    cgroup_v2: whether the distribution's Slurm supports cgroup version 2.
     slurm: the release of Slurm in the distribution's packages. None: it changes with updates.
     oldest_cuda: the oldest release of CUDA in NVIDIA's repository. 0: all that a spec can name.
     slurm_flaws: the known vulnerabilities of the distribution's Slurm, in words. Empty: nothing is
@@ -50,7 +49,6 @@ class Distribution:
     mariadb_conf: str
     mariadb_socket: str
     mpi_module: str | None = None
-    cgroup_v2: bool = True
     slurm: str | None = None
     oldest_cuda: int = 0
     slurm_flaws: str = ""

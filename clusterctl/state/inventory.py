@@ -265,7 +265,7 @@ class Inventory:
     @property
     def cgroups(self) -> bool:
         """Whether Slurm can confine jobs by control groups, which most containers don't allow."""
-        return self.distribution.cgroup_v2 and all(host.cgroups for host in self.compute)
+        return all(host.cgroups for host in self.compute)
 
     @property
     def constrains_devices(self) -> bool:

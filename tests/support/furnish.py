@@ -91,16 +91,15 @@ def machine(
 
 
 _UBUNTU: Final = """\
-PRETTY_NAME="Ubuntu {version} LTS"
+PRETTY_NAME="Ubuntu 24.04 LTS"
 NAME="Ubuntu"
-VERSION_ID="{version}"
-VERSION="{version} LTS ({title})"
-VERSION_CODENAME={codename}
+VERSION_ID="24.04"
+VERSION="24.04 LTS (Noble Numbat)"
+VERSION_CODENAME=noble
 ID=ubuntu
 ID_LIKE=debian
-UBUNTU_CODENAME={codename}
+UBUNTU_CODENAME=noble
 """
-_CODENAMES: Final = {"22.04": ("jammy", "Jammy Jellyfish"), "24.04": ("noble", "Noble Numbat")}
 _SAYS: Final = ("os-release", "redhat-release", "rocky-release", "system-release")
 _TENS: Final = {
     "9.6": "10.0",
@@ -117,17 +116,16 @@ def shape(root: Path, kind: str) -> None:
     """Make a tree what it is to be taken for. ``kind`` is as `ubuntu-24.04`, or `el-10`."""
     family, _, version = kind.partition("-")
     if family == "ubuntu":
-        codename, title = _CODENAMES[version]
         for path in (root / "etc/os-release", root / "usr/lib/os-release"):
             path.unlink(missing_ok=True)
-            path.write_text(_UBUNTU.format(version=version, codename=codename, title=title))
+            path.write_text(_UBUNTU)
     elif version == "10":
         says = {root / "etc" / name: (root / "etc" / name).read_text() for name in _SAYS}
         swap = "rpm -e --nodeps rocky-release; rpm -i --force-debian /usr/share/rocky-release10.rpm"
         run(["chroot", str(root), "sh", "-ec", swap], action="making it Rocky Linux 10")
         for path, text in says.items():
             path.write_text(_NINE.sub(lambda found: _TENS[found[0]], text))
-    if version in {"24.04", "10"}:
+    if version:
         _add_python(root)
 
 

@@ -169,7 +169,7 @@ class Keeper:
                 ]
                 run(mount, action="mounting the shared folder")
             argv.append(f"--bind={shared}:{request.shared}")
-        environment = image.boot_environment(request.kind)
+        environment = image.boot_environment(None)
         switch = power_switch(request.id, box.name)
         through = ["nsenter", f"--net={self._netns}", *environment, "sh", "-c", _AGAIN, str(switch)]
         machine.launch(name, through, argv, folder / "console.log")
@@ -324,7 +324,7 @@ def _forget_older(cache: Path, name: str) -> None:
 def tree(kind: str, cache: Path) -> Iterator[Tree]:
     """What machines of that kind are made from; it stays while the body runs."""
     site = foreign.SITES.get(kind)
-    base = debian("debian-13" if kind == "debian-13" or (site and site.is_newer) else "debian-12")
+    base = debian("debian-13" if site and site.is_newer else "debian-12")
     if site:
         key = digest(str(base), *foreign.inputs())
         build = partial(foreign.build, site, base)

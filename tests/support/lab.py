@@ -38,9 +38,7 @@ STATE = Path("/var/lib/clusterctl-labs")
 _BUILD_TIMEOUT_S = 600
 
 # See tests/support/furnish.py, and tests/support/foreign for the last two.
-Kind = Literal[
-    "debian", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10", "campus", "national"
-]
+Kind = Literal["debian", "ubuntu-24.04", "el", "el-10", "campus", "national"]
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,7 @@ def nothing_left(home: Path) -> Iterator[None]:
 
 
 def _trees_being_built(machine: Machine) -> Iterator[str]:
-    """Trees that hosts boot from (keeper.py, nested.py, dnf_tools.py); a builder locks what it
-    builds.
-    """
+    """Trees that hosts boot from (keeper.py, nested.py); a builder locks what it builds."""
     for folder in machine.cache.glob("test-*.building"):
         kind = re.match(r"test-[a-z]+", folder.name)
         if kind and _locked(machine.cache / f"{kind[0]}.lock"):

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError
-from clusterctl.hosts.checks import Finding, cgroup_finding
+from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp import quotas
 from clusterctl.providers.gcp.api import Api, Json, rules
 from clusterctl.providers.gcp.images import HostGroup
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.quotas import Shortage
 from clusterctl.spec.base import SpecModel
-from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
 from clusterctl.spec.providers.gcp import GcpSettings
@@ -329,13 +328,6 @@ def notes(spec: ClusterSpec) -> tuple[str, ...]:
             "provider.shared_disk is ignored, because it requires storage.name and no filestore"
         )
     return tuple(dict.fromkeys(filter(None, messages)))
-
-
-def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
-    """Yield warnings about the hosts ``made``, which `plan` or `up` is going to create."""
-    release = spec.provider.expected_release(spec)
-    if made and spec.scheduler == "slurm" and release and not distribution_of(release).cgroup_v2:
-        yield str(cgroup_finding("the nodes"))
 
 
 def job_environment(machine: GcpMachineType, *, gvnic: bool) -> dict[str, str]:

@@ -34,7 +34,7 @@ from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunne
 from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.imports import import_ids
 from clusterctl.providers.gcp.orphans import ANYWHERE, SearchArea
-from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
+from clusterctl.providers.gcp.preflight import job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import (
     LOCK_FILE,
@@ -199,7 +199,6 @@ class GcpProvider(Provider):
             other_unpriced=unpriced,
             notes=(
                 *notes(spec),
-                *host_warnings(spec, new_nodes),
                 *(storage_note(spec, used) if is_new else ()),
                 *(images.partitions_without_base(spec, self._images) if options.inputs else ()),
                 *(to_build if new_nodes else ()),

@@ -50,11 +50,6 @@ RELEASES = {
         "distribution_major_version": "13",
         "distribution_release": "trixie",
     },
-    "ubuntu-22.04": {
-        "os_family": "Debian",
-        "distribution": "Ubuntu",
-        "distribution_version": "22.04",
-    },
     "ubuntu-24.04": {
         "os_family": "Debian",
         "distribution": "Ubuntu",
@@ -130,7 +125,7 @@ CASES = {
         [*HEADERS, "nvidia-open", "nvidia-persistenced", f"nvidia-fabricmanager-{NEW}"],
     ),
     "the same on Ubuntu": Case(
-        "ubuntu-22.04",
+        "ubuntu-24.04",
         {"switches": 4},
         {"cuda_driver": "open", "cuda_branch": "580"},
         ["nvidia-open", f"nvidia-fabricmanager={NEW}*"],

@@ -40,7 +40,7 @@ def spec_of(controller: dict[str, str] | None, train: dict[str, str] | None) -> 
         ("debian-cloud", "debian-12", "debian-12"),
         ("ubuntu-os-cloud", "ubuntu-2204-lts", "ubuntu-22.04"),
         ("ubuntu-os-cloud", "ubuntu-minimal-2404-lts-amd64", "ubuntu-24.04"),
-        ("deeplearning-platform-release", "common-cu128-ubuntu-2204-nvidia-570", "ubuntu-22.04"),
+        ("deeplearning-platform-release", "common-cu129-ubuntu-2404-nvidia-580", "ubuntu-24.04"),
         ("rhel-cloud", "rhel-9", "rhel-9"),
         ("my-images", "debian-12", None),
         ("rocky-linux-cloud", "something-else", None),

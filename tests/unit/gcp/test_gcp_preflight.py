@@ -12,14 +12,14 @@ from google.auth.exceptions import RefreshError
 
 from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.preflight import host_warnings, preflight
+from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.providers.gcp import settings_of
 from clusterctl.util.progress import Clock
 from tests.support.google.api import FACTS, PROJECT, TOKEN, Google
 from tests.support.google.refusals import REFUSALS, filled
-from tests.support.messages import condition, shows
+from tests.support.messages import condition
 
 pytestmark = pytest.mark.usefixtures("google")
 
@@ -247,7 +247,7 @@ def test_preflight_with_an_expired_login_reports_only_that(cluster_id: str | Non
         ("project: debian-cloud, family: debian-12", "", ["image-driver"]),
         ("project: debian-cloud, family: debian-12", "nvidia: {driver: open}", []),
         (
-            "project: deeplearning-platform-release, family: common-cu129-ubuntu-2204-nvidia-580",
+            "project: deeplearning-platform-release, family: common-cu129-ubuntu-2404-nvidia-580",
             "",
             [],
         ),
@@ -335,16 +335,3 @@ def test_preflight_compares_machine_types_with_google(
         [(level, "machine-type-differs")] if level else []
     )
     assert all(word in finding.fix for finding in findings)
-
-
-@pytest.mark.parametrize(("release", "is_noted"), [("2204", True), ("2404", False)])
-def test_nodes_without_cgroup_v2_are_a_warning(release: str, is_noted: bool) -> None:
-    image = f"{{project: ubuntu-os-cloud, family: ubuntu-{release}-lts}}"
-    nodes = f"controller: {{image: {image}}}, partitions: {{train: {{image: {image}}}}}, zone:"
-    text = PLAIN.replace("zone:", nodes).replace(", gpus: {type: l4}", "")
-    spec = parse_spec(text, "cluster.yaml")
-    notes = [*host_warnings(spec, ["demo-train-1"])]
-    assert [shows(note, "no-cgroups") for note in notes] == [True] * is_noted
-    assert not [*host_warnings(spec, [])]
-    without = spec.model_copy(update={"scheduler": "none"})
-    assert not [*host_warnings(without, ["demo-train-1"])]

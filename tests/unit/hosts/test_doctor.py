@@ -274,7 +274,6 @@ def test_foreign_databases_are_ignored_without_the_mariadb_role() -> None:
         ("rocky-9.6", True, []),
         ("rocky-9.6", None, []),
         ("rocky-9.6", False, ["no-cgroups"]),
-        ("ubuntu-22.04", None, ["no-cgroups"]),
         ("arch-1", None, ["distribution"]),
     ],
 )

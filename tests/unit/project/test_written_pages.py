@@ -74,7 +74,7 @@ def test_readme_first_screen_matches_the_platform_table() -> None:
             "Rocky Linux 9, AlmaLinux 9, RHEL 9",
             "Rocky Linux 10, AlmaLinux 10, RHEL 10",
         ),
-        "Ubuntu": ("Ubuntu 22.04", "Ubuntu 24.04"),
+        "Ubuntu": ("Ubuntu 24.04",),
         "NVIDIA GPUs": ("NVIDIA driver: nvidia-smi, NVML, XIDs", "CuPy, cuBLAS, NCCL on a GPU"),
         "InfiniBand": ("InfiniBand, RoCE",),
         "NFS": ("NFS, Filestore",),
