@@ -37,9 +37,7 @@ from clusterctl.util.numbers import counted
 
 Discard = Annotated[
     bool,
-    option(
-        "Delete data that exists only on hosts or disks that are removed or recreated.", "--discard"
-    ),
+    option("Delete data that exists only on hosts that are removed or recreated.", "--discard"),
 ]
 # The fields of UpOptions, and the options about prompts and locks.
 _UP_FLAGS: Final = {

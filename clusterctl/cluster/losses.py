@@ -165,8 +165,7 @@ class LeavingHosts:
 def check_leaving_hosts(
     cluster: ClusterContext, leaving: LeavingHosts, scheduler: Jobs, *, discard: bool = False
 ) -> PhaseResult[OnlyCopies]:
-    """Find files and runs that exist only on hosts that a change removes or recreates, and disks
-    that it deletes on other hosts.
+    """Find files and runs that exist only on hosts that a change removes or recreates.
 
     Machines that the user owns keep their files, but `collect` no longer finds the machines. So
     without a shared folder, return the runs that are only on these machines and not collected.
@@ -183,13 +182,8 @@ def check_leaving_hosts(
     elif hosts := leaving.emptied:
         to = cluster.connections.to
         copies = Search(inventory, workspace, to, hosts, shared=False).find()
-    disks = tuple(f"all files on disk {disk}" for disk in leaving.planned.deleted_disks)
-    copies = replace(copies, disks=disks)
     if copies and not discard:
-        message = (
-            "nothing was changed: the hosts or disks to be removed hold the only copy of runs or "
-            "files"
-        )
+        message = "nothing was changed: the hosts to be removed hold the only copy of runs or files"
         raise copies.error(message, fix=_fix(copies))
     return PhaseResult(copies, _summary(copies))
 
@@ -281,8 +275,6 @@ def _fix(copies: OnlyCopies, *, repair: str = "") -> str:
         fixes.append("collect the runs: `clusterctl collect`")
     if copies.files:
         fixes.append("collect the files: `clusterctl collect --all`")
-    if copies.disks:
-        fixes.append("keep the disks in the spec until you have copied the files that you need")
     if copies.unknown:
         fixes.append(
             "make all hosts reachable" + (f": {repair} repairs the cluster" if repair else "")

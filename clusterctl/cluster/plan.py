@@ -101,13 +101,11 @@ def preview(cluster: ClusterContext) -> Plan:
 
 
 def prompt_about(plan: Plan) -> str:
-    """Return the question before hosts or disks are removed. "" if the plan removes nothing."""
+    """Return the question before hosts are removed. "" if the plan removes nothing."""
     hosts = plan.hosts.hosts
-    removed = fold_nodes([host.name for host in hosts if host.destroys])
-    detached = [disk for host in hosts for disk in host.detached_disks]
-    if lost := ", ".join(filter(None, (removed, *plan.hosts.deleted_disks))):
-        return f"remove {lost} and all data on it?"
-    if detached:
+    if removed := fold_nodes([host.name for host in hosts if host.destroys]):
+        return f"remove {removed} and all data on it?"
+    if detached := [disk for host in hosts for disk in host.detached_disks]:
         return f"detach {', '.join(detached)}?"
     leaving = fold_nodes([host.name for host in hosts if host.released])
     return f"release {leaving} and give it back?" if leaving else ""

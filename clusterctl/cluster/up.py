@@ -65,7 +65,7 @@ class UpOptions:
 
     approve: called with the plan before anything changes; may raise an exception to abort.
     reconfigure: also configure hosts that need no change.
-    discard: delete data that exists only on hosts or disks that are removed.
+    discard: delete data that exists only on hosts that are removed.
     limit: configure only these hosts and the controller. Default: all hosts.
     replaced: names of hosts that are replaced by different machines. The old machines are removed,
         or released if the user owns them.

@@ -140,7 +140,6 @@ class HostChange:
     was_usd_per_hour: the present cost. None if the cost does not change.
     ends_jobs: the change ends the jobs of the host, which otherwise stays. stops: it stops the host
         for a while, so that local SSDs lose their files. off: the host is not running now.
-    deleted_disks: further disks of the host that the change deletes, with their data.
     detached_disks: disks that were attached by hand, and that the change detaches.
     released: the host is an on-prem machine that is released instead of deleted.
     """
@@ -155,7 +154,6 @@ class HostChange:
     stops: bool = False
     off: bool = False
     released: bool = False
-    deleted_disks: tuple[str, ...] = ()
     detached_disks: tuple[str, ...] = ()
 
     @property
@@ -199,13 +197,6 @@ class HostPlan:
     @property
     def changes(self) -> tuple[HostChange, ...]:
         return tuple(host for host in self.hosts if host.action != "keep")
-
-    @property
-    def deleted_disks(self) -> tuple[str, ...]:
-        """The disks that are deleted, with their data, although their hosts stay."""
-        return tuple(
-            disk for host in self.hosts if not host.destroys for disk in host.deleted_disks
-        )
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -100,8 +100,7 @@ class UncopiedFiles:
 class OnlyCopies:
     """Data that exists only on the cluster: pending and running jobs, uncollected runs, and files.
 
-    ``disks`` has a line for each disk that is deleted while its host stays: nobody can tell which
-    files are on it. ``unknown`` has a line for each host or path that could not be checked.
+    ``unknown`` has a line for each host or path that could not be checked.
     job_ids: the ids of ``jobs``, without those of tasks.
     has_jobs_of_others: whether one of the jobs belongs to another user than the cluster's job user.
     """
@@ -109,7 +108,6 @@ class OnlyCopies:
     jobs: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     files: tuple[UncopiedFiles, ...] = ()
-    disks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     job_ids: tuple[str, ...] = ()
     has_jobs_of_others: bool = False
@@ -119,7 +117,7 @@ class OnlyCopies:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return (*self.jobs, *self.runs, *map(str, self.files), *self.disks, *self.unknown)
+        return (*self.jobs, *self.runs, *map(str, self.files), *self.unknown)
 
     @property
     def shown(self) -> str:

@@ -175,7 +175,7 @@ variable "hosts" {
     reservation is NAME or projects/PROJECT/reservations/NAME, each optionally with /reservationBlocks/BLOCK.
     reservation_bound is for machine types with reservations that need this provisioning model, such as A3 Ultra and A4.
     boot_image is the image of new hosts. Default is image. A change of boot_image does not replace hosts.
-    Hosts of a partition have the same image, local_ssds, machine_type and placement. extra_disks is name -> disk.
+    Hosts of a partition have the same image, local_ssds, machine_type and placement.
   EOT
   type = map(object({
     role         = string
@@ -191,10 +191,6 @@ variable "hosts" {
       size_gib = number
       type     = string
     })
-    extra_disks = optional(map(object({
-      size_gib = number
-      type     = string
-    })), {})
     local_ssds = optional(number, 0)
     guest_accelerator = optional(object({
       type  = string

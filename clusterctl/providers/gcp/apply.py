@@ -91,13 +91,13 @@ def reject_smaller_disks(plan: TerraformPlan) -> None:
     """Raise a UsageError if a disk of an existing host would have to shrink.
 
     Terraform's provider grows disks in place. It also asks Google to shrink a boot disk
-    (resource_compute_instance.go, boot_disk.0.initialize_params.0.size), which Google refuses, and
-    deletes a further disk to create a smaller one.
+    (resource_compute_instance.go, boot_disk.0.initialize_params.0.size), which Google refuses.
     """
     smaller = [
         str(change.before["name"])
         for change in plan.real_changes
-        if change.before and change.after and _is_disk_of_a_host(change)
+        # A host that is recreated has a new boot disk.
+        if change.before and change.after and change.type == INSTANCE and change.action == "update"
         if _disk_gib(change.after) < _disk_gib(change.before)
     ]
     if smaller:
@@ -111,15 +111,10 @@ def reject_smaller_disks(plan: TerraformPlan) -> None:
         )
 
 
-def _is_disk_of_a_host(change: ResourceChange) -> bool:
-    # A host that is recreated has a new boot disk.
-    return change.type == _DISK or (change.type == INSTANCE and change.action == "update")
-
-
-def _disk_gib(resource: Mapping[str, Any]) -> int:
-    """Return the size of a disk, or of the boot disk of an instance."""
-    boot_disks = resource.get("boot_disk") or ({"initialize_params": [resource]},)
-    return int(boot_disks[0]["initialize_params"][0].get("size") or 0)
+def _disk_gib(instance: Mapping[str, Any]) -> int:
+    """Return the size of an instance's boot disk."""
+    (disk,) = instance["boot_disk"]
+    return int(disk["initialize_params"][0].get("size") or 0)
 
 
 # The modules that nodes need without referring to them.
@@ -195,8 +190,8 @@ def image_node(terraform: Terraform, name: str, shown: TerraformPlan | None) -> 
                 raise
 
 
-# Resources of a node have its name as the key, or the beginning of it.
-_NODE: Final = re.compile(r'^module\.nodes\.module\.partition\["[^"]+"\]\.\w+\.\w+\["([^" ]+)')
+# Resources of a node have its name as the key.
+_NODE: Final = re.compile(r'^module\.nodes\.module\.partition\["[^"]+"\]\.\w+\.\w+\["([^"]+)')
 _CONTROLLER: Final = "module.controller."
 # The maximum number of host names in a message with the same cause.
 _NAMED: Final = 5
@@ -315,7 +310,6 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
 _MODELS: Final = {"SPOT": "spot", "FLEX_START": "flex-start"}
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
 _FILESTORE: Final = "google_filestore_instance"
-_DISK: Final = "google_compute_disk"
 _DELETING: Final = frozenset({"replace", "delete"})
 # Copies of `labels`, and attributes that are shown as "it is off".
 _UNTOLD: Final = frozenset(
@@ -328,13 +322,8 @@ def host_changes(plan: TerraformPlan, prices: HostPrices | None = None) -> tuple
     costs.
     """
     instances = [change for change in plan.changes if change.type == INSTANCE]
-    disks = {
-        _path(change.before["id"]): change
-        for change in plan.changes
-        if change.type == _DISK and change.before
-    }
     shapes = {change.address: change for change in plan.changes}
-    changes = (_host(change, disks, shapes, prices) for change in instances)
+    changes = (_host(change, shapes, prices) for change in instances)
     return tuple(sorted(changes, key=lambda change: change.name))
 
 
@@ -362,20 +351,16 @@ def label_for(kind: str, count: int = 1) -> str:
 
 
 def _host(
-    change: ResourceChange,
-    disks: Mapping[str, ResourceChange],
-    shapes: Mapping[str, ResourceChange],
-    prices: HostPrices | None,
+    change: ResourceChange, shapes: Mapping[str, ResourceChange], prices: HostPrices | None
 ) -> HostChange:
-    """Return the change of a host. ``disks``: path -> change of each disk that Terraform knows."""
+    """Return the change of a host. ``shapes``: address -> change of each resource."""
     attributes = change.after or change.before or {}
     partition = change.address.partition(f".{INSTANCE}.")[0]
     reason = _reason(change, shapes.get(f"{partition}.{_SHAPE}"))
-    attached = {*_attached(change.before)}
-    deleted = _names(p for p in attached & disks.keys() if disks[p].action in _DELETING)
     # Somebody attached these disks at Google.
-    others = attached - {*_attached(change.after)} - disks.keys()
-    detached = _names(others) if change.action == "update" else ()
+    others = {*_attached(change.before)} - {*_attached(change.after)}
+    names = tuple(sorted(path.rpartition("/")[2] for path in others))
+    detached = names if change.action == "update" else ()
     off = change.action == "update" and (change.before or {}).get("current_status") in OFF
     is_running = change.action == "update" and not off
     stops = is_running and not _STOPPED_FOR.isdisjoint(_differing(change))
@@ -395,7 +380,6 @@ def _host(
                 (
                     "it is off" if off else "",
                     reason,
-                    f"deletes {', '.join(deleted)}" if deleted else "",
                     f"detaches {', '.join(detached)}" if detached else "",
                 ),
             )
@@ -404,16 +388,15 @@ def _host(
         was_usd_per_hour=old_cost
         if change.action in ("update", "replace") and old_cost != cost
         else None,
-        ends_jobs=stops or (is_running and bool(deleted or detached)),
+        ends_jobs=stops or (is_running and bool(detached)),
         stops=stops,
         off=off,
-        deleted_disks=deleted,
         detached_disks=detached,
     )
 
 
 def _attached(instance: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the paths of an instance's further disks, as far as they are known."""
+    """Yield the paths of the disks beside an instance's boot disk, as far as they are known."""
     for disk in (instance or {}).get("attached_disk") or ():
         if isinstance(disk, Mapping):
             yield _path(str(disk.get("source")))
@@ -422,10 +405,6 @@ def _attached(instance: Mapping[str, Any] | None) -> Iterator[str]:
 def _path(link: str) -> str:
     """Return the part of a link that names a resource: Google gives links with and without host."""
     return link[max(0, link.find("projects/")) :]
-
-
-def _names(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(path.rpartition("/")[2] for path in paths))
 
 
 def _describe(instance: Mapping[str, Any]) -> str:

@@ -166,16 +166,13 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    disks = [(nodes.boot_disk, machine.boot_disks)]
-    disks += [(disk, machine.extra_disks) for disk in nodes.extra_disks.values()]
+    disk = nodes.boot_disk
     host = BilledHost(
         machine.name,
         gpus,
         nodes.provisioning_model,
         local_ssds=nodes.local_ssds,
-        disks=tuple(
-            (gcp_nodes.disk_type(disk, types), disk.size / GIB_MIB) for disk, types in disks
-        ),
+        disks=((gcp_nodes.disk_type(disk, machine.disk_types), disk.size / GIB_MIB),),
     )
     return host.usd_per_hour()
 
@@ -271,8 +268,6 @@ def _host_of_terraform(instance: Attributes) -> BilledHost:
 
 def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
     match kind:
-        case "google_compute_disk":
-            return of_disk(str(attributes.get("type")), float(attributes.get("size") or 0))
         case "google_filestore_instance":
             gib = sum(float(share["capacity_gb"]) for share in attributes.get("file_shares") or ())
             return of_gib(table()["filestore"].get(str(attributes.get("tier"))), gib)

@@ -35,7 +35,6 @@ class _Place:
 _ROUTER: Final = "projects/{project}/regions/{region}/routers/"
 # Enabled APIs and members of policies are missing: to create them again changes nothing.
 _PLACES: Final[Mapping[str, _Place]] = {
-    "google_compute_disk": _Place("disk", "projects/{project}/zones/{zone}/disks/{name}"),
     "google_compute_firewall": _Place(
         "firewall rule", "projects/{project}/global/firewalls/{name}"
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -50,7 +50,7 @@ from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers import gcp, gcp_nodes
 from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.spec.providers.gcp_machines import GcpMachineType
-from clusterctl.spec.providers.gcp_nodes import GcpDisk, GcpNodes, image_of
+from clusterctl.spec.providers.gcp_nodes import GcpNodes, image_of
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -528,19 +528,15 @@ def _host(nodes: GcpNodes, machine: GcpMachineType) -> Variables:
         "flex_start": nodes.flex_start,
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
-        "boot_disk": _disk(nodes.boot_disk, machine.boot_disks),
-        "extra_disks": {
-            name: _disk(disk, machine.extra_disks) for name, disk in nodes.extra_disks.items()
+        "boot_disk": {
+            "size_gib": nodes.boot_disk.size // GIB_MIB,
+            "type": gcp_nodes.disk_type(nodes.boot_disk, machine.disk_types),
         },
         "guest_accelerator": {"type": machine.accelerator, "count": gpu.count} if gpu else None,
         "has_gpu": machine.gpu is not None,
         "reservation_bound": machine.reservation_bound and nodes.reservation is not None,
         "nic_type": "GVNIC" if nodes.gvnic else "VIRTIO_NET",
     }
-
-
-def _disk(disk: GcpDisk, allowed_types: Sequence[str]) -> Variables:
-    return {"size_gib": disk.size // GIB_MIB, "type": gcp_nodes.disk_type(disk, allowed_types)}
 
 
 _VERSIONS: Final = "versions.tf"

@@ -296,7 +296,7 @@ def shared_disk(spec: ClusterBase) -> tuple[int, str] | None:
     if not spec.storage.name or settings.filestore:
         return None
     disk = settings.shared_disk or DEFAULT_SHARED_DISK
-    return disk.size // GIB_MIB, disk_type(disk, controller_machine(spec).extra_disks)
+    return disk.size // GIB_MIB, disk_type(disk, controller_machine(spec).disk_types)
 
 
 def settings_of(spec: ClusterBase) -> GcpSettings:

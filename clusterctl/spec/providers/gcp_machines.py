@@ -68,8 +68,7 @@ class GcpMachineType:
     accelerator: str | None = None
     guest_accelerator: bool = False
     bundled_ssds: int = 0
-    boot_disks: tuple[str, ...] = ()
-    extra_disks: tuple[str, ...] = ()
+    disk_types: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     reservation_bound: bool = False
     arm: bool = False
@@ -125,7 +124,7 @@ def _stated_machine(name: str, facts: MachineFacts) -> GcpMachineType:
     if facts.gpus and facts.gpus.count and (gpu := gpu_type(facts.gpus.type)):
         row |= {"gpu": gpu, "count": facts.gpus.count}
     if facts.disk_types:
-        row |= {"boot_disks": facts.disk_types, "extra_disks": facts.disk_types}
+        row["disk_types"] = facts.disk_types
     return _machine(name, row)
 
 
@@ -141,8 +140,7 @@ def _machine(name: str, row: Mapping[str, Any]) -> GcpMachineType:
         gpu=Gpus(type=row["gpu"], count=row["count"]) if "gpu" in row else None,
         accelerator=_google(row["gpu"]) if "gpu" in row else None,
         bundled_ssds=facts.get("bundled_ssds", 0),
-        boot_disks=tuple(facts["boot_disks"]),
-        extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
+        disk_types=tuple(facts["disk_types"]),
         only=tuple(facts.get("only", ())),
         reservation_bound=facts.get("reservation_bound", False),
         arm=facts.get("arm", False),

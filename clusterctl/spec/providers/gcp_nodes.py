@@ -73,11 +73,6 @@ class GcpNodes(SpecModel):
     boot_disk: GcpDisk = Field(
         GcpDisk.model_validate({"size": "50GiB"}), description="the boot disk of each instance"
     )
-    extra_disks: Mapping[Annotated[str, PATTERNS["disk_name"]], GcpDisk] = Field(
-        {},
-        description="more persistent disks for each instance, by a name of yours",
-        json_schema_extra={"additionalProperties": False},
-    )
     local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
         0,
         description="number of local NVMe disks of 375 GiB, as /scratch; their data is lost with the "
@@ -256,14 +251,7 @@ def _machine_independent_faults(nodes: LocatedNodes) -> Iterator[SpecFault]:
             else "remove either key"
         )
         yield SpecFault("image-family-or-name", (*at, "image"), message, hint, at_key=True)
-    for place, disk in _disks(nodes):
-        yield from disk_size((*place, "size"), disk.size)
-
-
-def _disks(nodes: LocatedNodes) -> Iterator[tuple[Loc, GcpDisk]]:
-    yield (*nodes.where, "boot_disk"), nodes.settings.boot_disk
-    for name, disk in nodes.settings.extra_disks.items():
-        yield (*nodes.where, "extra_disks", name), disk
+    yield from disk_size((*at, "boot_disk", "size"), settings.boot_disk.size)
 
 
 def disk_size(at: Loc, size_mib: int) -> Iterator[SpecFault]:

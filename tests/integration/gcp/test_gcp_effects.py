@@ -18,24 +18,19 @@ from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module
 
 pytestmark = pytest.mark.platform("rendered", "google-terraform")
 
-DISKS = {"data": {"size": "100GiB"}}
 KMS = "projects/my-keys/locations/us-central1/keyRings/disks/cryptoKeys/hpc"
 DEBIAN = {"project": "debian-cloud", "family": "debian-12"}
 Settings = Mapping[str, Any]
 
 
 def variables_of(*, nodes: int = 2, key: str = PUBLIC_KEY, **more: Settings) -> dict[str, Any]:
-    """The variables of a cluster with Filestore and further disks.
+    """The variables of a cluster with Filestore.
 
     ``more``: other settings of the `provider`, the `controller`, and the partition `train`.
     """
     provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
-    controller = {
-        "machine_type": "n2-standard-4",
-        "extra_disks": DISKS,
-        **more.get("controller", {}),
-    }
-    train = {"machine_type": "n2-standard-16", "extra_disks": DISKS, **more.get("train", {})}
+    controller = {"machine_type": "n2-standard-4", **more.get("controller", {})}
+    train = {"machine_type": "n2-standard-16", **more.get("train", {})}
     provider |= {"enable_apis": False, "filestore": {"tier": "BASIC_SSD", "capacity": "2560GiB"}}
     provider |= {
         "controller": controller,
@@ -54,28 +49,14 @@ def both(**settings: Any) -> dict[str, Settings]:
 
 CHANGED = {"controller": {"update"}, "nodes": {"update"}}
 NODES = {"nodes": {"replace"}}
-# What is changed -> how, and what is done to the controller, the nodes, further disks and
-# Filestore.
+# What is changed -> how, and what is done to the controller, the nodes and Filestore.
 EFFECTS: Mapping[str, tuple[dict[str, Any], Mapping[str, set[str]]]] = {
-    "nodes": ({"nodes": 3}, {"nodes": {"create"}, "disks": {"create"}}),
+    "nodes": ({"nodes": 3}, {"nodes": {"create"}}),
     "labels": (
         {"provider": {"labels": {"team": "vision"}}},
-        {**CHANGED, "disks": {"update"}, "filestore": {"update"}},
+        {**CHANGED, "filestore": {"update"}},
     ),
     "key": ({"key": PUBLIC_KEY.replace("Public", "Second")}, CHANGED),
-    "extra_disks": (
-        both(extra_disks=DISKS | {"more": {"size": "10GiB"}}),
-        {**CHANGED, "disks": {"create"}},
-    ),
-    "extra_disks removed": (both(extra_disks={}), {**CHANGED, "disks": {"delete"}}),
-    "extra_disks larger": (
-        both(extra_disks={"data": {"size": "200GiB"}}),
-        {"disks": {"update"}},
-    ),
-    "extra_disks of another type": (
-        both(extra_disks={"data": {"size": "100GiB", "type": "pd-ssd"}}),
-        {**CHANGED, "disks": {"replace"}},
-    ),
     "machine_type": (
         both(machine_type="n2-standard-32"),
         {"controller": {"update"}, "nodes": {"replace"}},
@@ -119,8 +100,6 @@ def test_spec_change_has_the_effect_in_the_manual(module: Module, what: str) -> 
 
 def _part(address: str) -> str:
     """Return the row of the table that a resource belongs to. "" if it belongs to none."""
-    if "google_compute_disk" in address:
-        return "disks"
     if "google_filestore_instance" in address:
         return "filestore"
     if ".google_compute_instance.host[" not in address:

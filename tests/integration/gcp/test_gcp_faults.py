@@ -93,7 +93,7 @@ def test_up_and_down_never_touch_resources_of_another_cluster(cluster: Terraform
 
 
 # What every kind of resource needs that Terraform creates.
-DISKS = "extra_disks: {one: {size: 100GiB}, two: {size: 200GiB}}, compact_placement: true"
+PLACEMENT = "compact_placement: true"
 STORAGE = "bucket: {name: demo-data, create: true}, filestore: {tier: BASIC_HDD, capacity: 1TiB}"
 
 
@@ -112,8 +112,7 @@ def assert_destroyed(cluster: Terraformed) -> None:
 
 
 def test_up_with_a_lost_state_imports_existing_resources(cluster: Terraformed) -> None:
-    """An imported host lists its disks in Google's order, not in that of the configuration."""
-    cluster.nodes(2, DISKS, STORAGE)
+    cluster.nodes(2, PLACEMENT, STORAGE)
     cluster.up()
     before = cluster.cloud.resources()
     cluster.cloud.forget_log()
@@ -165,7 +164,7 @@ def test_interrupted_up_is_completed_by_the_next(
     cluster: Terraformed, kind: str, name: str, how: str
 ) -> None:
     """What Google was creating is not in the state. A crash of the provider is retried at once."""
-    cluster.nodes(2, DISKS, STORAGE)
+    cluster.nodes(2, PLACEMENT, STORAGE)
     if how == "crash":
         cluster.cloud.fail("crash", of=kind, name=name, times=1)
     else:
@@ -178,7 +177,7 @@ def test_interrupted_up_is_completed_by_the_next(
 
 
 def test_down_after_an_interrupted_up_leaves_nothing(cluster: Terraformed) -> None:
-    cluster.nodes(2, DISKS, STORAGE)
+    cluster.nodes(2, PLACEMENT, STORAGE)
     cluster.cloud.fail("slow", of="google_filestore_instance", seconds=10, times=1)
     end(cluster, "up", "Ctrl-C")
     assert_destroyed(cluster)

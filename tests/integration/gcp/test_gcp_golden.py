@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.gcp.provider import variables
+from clusterctl.providers.gcp.storage import own_variables
+from clusterctl.util.assets import data_folder
 from tests.unit.gcp import recorded
 from tests.unit.gcp.many import changes, copies, planned
 from tests.unit.gcp.module import CLUSTER_ID, NAMES, PUBLIC_KEY, Module, spec_of
@@ -59,17 +61,29 @@ def plan(module: Module) -> Plan:
     return module.planned()
 
 
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Module:
+    """The module that creates a storage, with a disk and a KMS key."""
+    made = Module(
+        tmp_path_factory.mktemp("storage"), source=data_folder("terraform") / "gcp-storage"
+    )
+    made.set(own_variables(spec_of("kept")) | {"kms_key": KMS_KEY})
+    return made
+
+
+@pytest.fixture(scope="module")
+def disk(storage: Module) -> Mapping[str, Any]:
+    """The planned disk of the storage."""
+    resources = storage.planned()["planned_values"]["root_module"]["resources"]
+    (found,) = (each for each in resources if each["type"] == "google_compute_disk")
+    return found
+
+
 def with_long_names(variables_by_name: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a cluster and a node with the longest names, and disks of several
-    types.
-    """
+    """Return the variables of a cluster and a node with the longest names."""
     cluster = "c" * 20
     hosts = variables_by_name["hosts"]
-    disks = {
-        f"{number}".rjust(10, "d"): {"size_gib": 100, "type": kind}
-        for number, kind in enumerate(("pd-standard", "pd-balanced", "hyperdisk-balanced"))
-    }
-    node = {**hosts["whole-train-1"], "extra_disks": disks}
+    node = hosts["whole-train-1"]
     renamed = {f"{cluster}-ctl": hosts["whole-ctl"], f"{cluster}-{'p' * 20}-999": node}
     return {**variables_by_name, "cluster": cluster, "hosts": renamed, "bucket": None}
 
@@ -110,10 +124,11 @@ def test_longest_resource_names_fit_the_limits_of_google(plan: Plan) -> None:
     assert sorted(map(len, accounts)) == [29, 29]
 
 
-def test_kms_key_of_the_user_encrypts_disks_filestore_and_bucket(plan: Plan) -> None:
+def test_kms_key_of_the_user_encrypts_disks_filestore_and_bucket(
+    plan: Plan, disk: Mapping[str, Any]
+) -> None:
     resources = planned(plan, "keyed")
     kinds = (
-        "google_compute_disk",
         "google_compute_instance",
         "google_filestore_instance",
         "google_storage_bucket",
@@ -121,22 +136,25 @@ def test_kms_key_of_the_user_encrypts_disks_filestore_and_bucket(plan: Plan) -> 
     holders = [address for address in resources if re.search(rf"\b({'|'.join(kinds)})\.", address)]
     assert holders
     assert [address for address in holders if KMS_KEY not in str(resources[address])] == []
+    assert KMS_KEY in str(disk)
 
 
 def test_recorded_plan_equals_the_plan_of_terraform(plan: Plan) -> None:
     assert [*is_golden(recorded.PATH, recorded.as_file(changes(plan, "demo")))] == []
 
 
-@pytest.mark.usefixtures("plan")
-def test_fields_without_a_recording_are_in_the_discovery_document(module: Module) -> None:
+@pytest.mark.usefixtures("plan", "disk")
+def test_fields_without_a_recording_are_in_the_discovery_document(
+    module: Module, storage: Module
+) -> None:
     """Recordings of what Google's provider sent for others have all fields of ours, or the file
     lists them.
 
     Each of them is in Google's discovery document, which says what it is.
     """
-    assert module.cloud.given.keys() == REQUESTS.sent.keys() | REQUESTS.without["types"]
-    given = {kind: module.cloud.given[kind] for kind in REQUESTS.sent}
-    lines = {field: said for kind in given for field, said in unrecorded(kind, given[kind])}
+    given = module.cloud.given | storage.cloud.given
+    assert given.keys() == REQUESTS.sent.keys() | REQUESTS.without["types"]
+    lines = {field: said for kind in REQUESTS.sent for field, said in unrecorded(kind, given[kind])}
     text = "".join(f"{field}: {said}\n" for field, said in sorted(lines.items()))
     assert [*is_golden(GOLDEN / "unrecorded.txt", text)] == []
 

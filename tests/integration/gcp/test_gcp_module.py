@@ -21,7 +21,6 @@ from tests.unit.gcp.sent import REQUESTS
 
 INSTANCE = "google_compute_instance"
 PARTS = ("module.controller.", "module.nodes.")
-FAST, SLOW = ({"size_gib": 100, "type": kind} for kind in ("pd-ssd", "pd-standard"))
 SECRETS = {
     "GOOGLE_OAUTH_ACCESS_TOKEN": "ya29.planted-token",
     "GOOGLE_CREDENTIALS": '{"type": "service_account", "private_key": "planted-key"}',
@@ -53,7 +52,6 @@ def test_changed_variables_change_only_their_resources(
         monkeypatch.setenv(name, value)
     module = Module(tmp_path)
     nodes: dict[str, dict[str, Any]] = {f"whole-{letter}": {} for letter in "abcdef"}
-    nodes["whole-d"] = {"extra_disks": {"a": FAST, "b": SLOW, "c": SLOW}}
     module.set(_asked(nodes))
     with monkeypatch.context() as logging:
         logging.setenv("TF_LOG", "INFO")
@@ -86,8 +84,6 @@ def test_changed_variables_change_only_their_resources(
     }
     assert kept == {"whole-ctl", "whole-c", "whole-d"}
     assert module.cloud.instances["whole-d"]["metadata"]["enable-oslogin"] == "FALSE"
-    disks = module.cloud.resources("google_compute_disk").values()
-    assert {each["type"] for each in disks} == {"pd-standard"}
 
     module.cloud.stop("whole-ctl")
     relabelled = _asked(changed, machine_type="n2-standard-16", labels={"team": "vision"})
@@ -185,29 +181,27 @@ def _assert_that_order_is_as_recorded(module: Module) -> None:
 
 
 def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Change the variables of every node except `whole-c`, remove `whole-e`, and add `whole-g`."""
+    """Change the variables of `whole-a` and `whole-b`, remove `whole-e`, and add `whole-g`."""
     image = {"project": "my-images", "family": "rocky-10", "name": None}
     changed = {"whole-a": {"machine_type": "g2-standard-48"}, "whole-b": {"image": image}}
     new = {"machine_type": "a3-highgpu-8g", "local_ssds": 0}
-    changed |= {"whole-d": {"extra_disks": {"b": SLOW, "c": SLOW}}, "whole-g": new}
+    changed |= {"whole-g": new}
     return {name: each for name, each in (nodes | changed).items() if name != "whole-e"}
 
 
 def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
     plan = TerraformPlan(Path("plan.tfplan"), "", read_changes(planned))
-    (deleted,) = (disk for host in host_changes(plan) for disk in host.deleted_disks)
-    assert deleted.startswith("whole-d-a-")
     assert {host.name: (host.action, host.why) for host in host_changes(plan)} == {
         "whole-a": ("replace", "machine type changes"),
         "whole-b": ("replace", "image changes"),
         "whole-c": ("keep", ""),
         "whole-ctl": ("change", "machine type changes"),
-        "whole-d": ("change", f"attached disk and metadata change; deletes {deleted}"),
+        "whole-d": ("change", "metadata changes"),
         "whole-e": ("remove", "it is no longer in the spec"),
         "whole-f": ("make", ""),
         "whole-g": ("make", ""),
     }
-    assert {host.name for host in host_changes(plan) if host.ends_jobs} == {"whole-ctl", "whole-d"}
+    assert {host.name for host in host_changes(plan) if host.ends_jobs} == {"whole-ctl"}
     elsewhere = [
         change.address for change in plan.real_changes if not change.address.startswith(PARTS)
     ]
@@ -215,13 +209,10 @@ def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
 
 
 def _assert_that_google_shows_it_otherwise(module: Module) -> None:
-    """Google shows full links, image families, disks in another order, and attributes of the
-    machine type.
-    """
+    """Google shows full links, image families, and attributes of the machine type."""
     shown = module.cloud.instances["whole-d"]
     assert shown["network_interface"][0]["subnetwork"].startswith("https://")
     assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-l4")
-    assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-c", "extra-b"]
     new = module.cloud.instances["whole-g"]
     assert new["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
     assert len(new["scratch_disk"]) == 16

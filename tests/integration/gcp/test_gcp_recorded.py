@@ -3,8 +3,9 @@
 recorded/plans.json has the plans of the real provider (version 8, with Terraform 1.11.4) on 2026-11-29, in
 front of a stand-in for Google's APIs: six sets of the module's variables, and for each what changes in the
 variables, or in the cloud behind Terraform's back. Since then the module has changed: the addresses
-of hosts and names of disks are today's, and `now` has what it plans otherwise, and why. The disk of
-`kept` has moved to a module of its own, so its variables are those of that module.
+of hosts are today's, and `now` has what it plans otherwise, and why. The disk of `kept` has moved to a
+module of its own, so its variables are those of that module. Hosts no longer have further disks: without
+them, all cases were played again at the double, and are otherwise as the real provider planned them.
 """
 
 from __future__ import annotations

@@ -146,7 +146,6 @@ def agree(plan: HostPlan, *, yes: bool = False) -> None:
         (HostPlan((STAY, HostChange("d-old-1", "replace", L4))), "d-old-1"),
         (HostPlan((STAY, HostChange("gpu7", "remove", "compute", released=True))), "gpu7"),
         (HostPlan((STAY, HostChange("gpu7", "replace", "compute", released=True))), "gpu7"),
-        (HostPlan((HostChange("d-ctl", "change", L4, deleted_disks=("d-ctl-a",)),)), "d-ctl-a"),
         (HostPlan((HostChange("d-ctl", "change", L4, detached_disks=("mine",)),)), "mine"),
     ],
 )

@@ -457,20 +457,6 @@ def test_local_ssds_lose_their_files_only_if_their_host_stops(stops: bool) -> No
     assert emptied == (["d-train-1"] if stops else [])
 
 
-def test_disk_that_is_deleted_while_its_host_stays_needs_discard(stage: Stage) -> None:
-    """The user may have mounted the disk anywhere, or not at all, so its files can't be listed."""
-    plan = HostPlan((change("d-ctl", "change", deleted_disks=("d-ctl-data",)),))
-    leaving = LeavingHosts(inventory("gcp"), plan)
-    with rejected("would-lose/files", OnlyCopyError, "d-ctl-data"):
-        check_leaving_hosts(context(stage), leaving, Slurm([]))
-    lost = check_leaving_hosts(context(stage), leaving, Slurm([]), discard=True).value
-    assert len(lost.disks) == 1
-    of_leaving = HostPlan((change("d-train-1", "remove", deleted_disks=("d-train-1-data",)),))
-    assert not check_leaving_hosts(
-        context(stage), replace(leaving, planned=of_leaving), Slurm([])
-    ).value
-
-
 def test_node_with_only_copies_is_resumed_unless_they_are_discarded(stage: Stage) -> None:
     slurm = Slurm([])
     session = with_nodes(stage, slurm)

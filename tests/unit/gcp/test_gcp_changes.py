@@ -62,28 +62,19 @@ def test_host_changes_describe_machine_and_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "action", "size", "is_rejected"),
-    [
-        (INSTANCE, "update", 49, True),
-        (INSTANCE, "update", 51, False),
-        (INSTANCE, "replace", 49, False),
-        ("google_compute_disk", "update", 51, False),
-        ("google_compute_disk", "replace", 49, True),
-    ],
+    ("action", "size", "is_rejected"),
+    [("update", 49, True), ("update", 51, False), ("replace", 49, False)],
 )
 def test_disk_of_an_existing_host_never_shrinks(
-    kind: str, action: Action, size: int, is_rejected: bool
+    action: Action, size: int, is_rejected: bool
 ) -> None:
     before, after = (
-        instance(boot_disk=[{"initialize_params": [{"size": gib}]}])
-        if kind == INSTANCE
-        else {"name": "demo-train-1-data", "size": gib}
-        for gib in (50, size)
+        instance(boot_disk=[{"initialize_params": [{"size": gib}]}]) for gib in (50, size)
     )
     with (
         refused("fixed-while-up/disk", UsageError, "demo-train-1") if is_rejected else nullcontext()
     ):
-        reject_smaller_disks(plan(change(kind, action, before, after)))
+        reject_smaller_disks(plan(change(INSTANCE, action, before, after)))
 
 
 def test_new_machine_type_stops_controller_and_replaces_node() -> None:
@@ -120,17 +111,13 @@ def test_new_machine_type_stops_controller_and_replaces_node() -> None:
     )
 
 
-def test_host_changes_name_disks_that_are_deleted_or_were_attached_by_hand() -> None:
+def test_host_changes_name_disks_that_were_attached_by_hand() -> None:
     folder = "projects/p/zones/z/disks"
-    before = instance(attached_disk=[{"source": f"https://x/{folder}/{n}"} for n in "abc"])
+    before = instance(attached_disk=[{"source": f"https://x/{folder}/{n}"} for n in "bc"])
     after = instance(attached_disk=[{"source": f"{folder}/b"}])
-    disks = [
-        change("google_compute_disk", action, {"id": f"{folder}/{name}"}, None)
-        for name, action in (("a", "delete"), ("b", "no-op"), ("unused", "delete"))
-    ]
-    (changed,) = host_changes(plan(*disks, change(INSTANCE, "update", before, after)))
-    assert (changed.deleted_disks, changed.detached_disks) == (("a",), ("c",))
-    assert changed.why.split("; ") == ["attached disk changes", "deletes a", "detaches c"]
+    (changed,) = host_changes(plan(change(INSTANCE, "update", before, after)))
+    assert (changed.detached_disks, changed.ends_jobs) == (("c",), True)
+    assert changed.why.split("; ") == ["attached disk changes", "detaches c"]
 
 
 CONTROLLER = "module.controller.module.host"
@@ -142,7 +129,7 @@ CONTROLLER = "module.controller.module.host"
         (INSTANCE, CONTROLLER, "provider.controller"),
         ("google_filestore_instance", "module.filestore[0]", "provider.filestore"),
         (INSTANCE, "module.nodes", None),
-        ("google_compute_disk", CONTROLLER, None),
+        ("google_compute_instance_iam_member", CONTROLLER, None),
     ],
 )
 @pytest.mark.parametrize("action", ["replace", "delete", "update"])
@@ -206,9 +193,8 @@ def test_resource_names_are_those_of_their_hosts() -> None:
     nodes = 'module.nodes.module.partition["train"]'
     node = f'{nodes}.{INSTANCE}.host["demo-train-1"]'
     assert call(Resource(node, INSTANCE, "demo-train-1")) == "demo-train-1"
-    disk = "google_compute_disk"
-    key = "demo-train-1 data"
-    assert call(Resource(f'{nodes}.{disk}.extra["{key}"]', disk, key)) == "a disk (demo-train-1)"
+    account = "google_service_account"
+    assert call(Resource("x", account, "compute")) == "a service account (compute)"
     controller = f'module.controller.module.host.{INSTANCE}.host["demo-ctl"]'
     assert call(Resource(controller, INSTANCE)) == "demo-ctl"
     assert call(Resource("x", "google_compute_network")) == "a network"

@@ -24,7 +24,6 @@ ACCOUNT = f"demo-a1b2c3-c@{PROJECT}.iam.gserviceaccount.com"
 RESOURCES: dict[str, tuple[dict[str, Any], str, str]] = {
     kind: (place | attributes, path, identity or path)
     for kind, place, attributes, path, identity in (
-        ("google_compute_disk", IN_ZONE, {"name": "demo-x0"}, f"{ZONE}/disks/demo-x0", ""),
         (
             "google_compute_instance",
             IN_ZONE,

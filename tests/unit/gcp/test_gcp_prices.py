@@ -168,8 +168,6 @@ class TestNodes:
             of_it = spec_of(name)
             planned = variables(of_it, "0123ab", "ssh-ed25519 AAAA")["hosts"]
             for partition in of_it.partitions:
-                if of_it.provider.nodes_of(partition.name).extra_disks:
-                    continue
                 host = planned[of_it.node_names(partition)[0]]
                 node_usd = node_price(of_it, partition.name)
                 assert node_usd == costs.HostPrices.by(of_it).of(
@@ -190,16 +188,12 @@ class TestNodes:
         assert node_price(local, "gone") is None
         assert node_price(spec(2.5), "train") == 2.5
 
-    def test_node_price_includes_extra_disks(self) -> None:
-        nodes = {
-            "machine_type": "g2-standard-4",
-            "extra_disks": {"data": {"size": "730GiB", "type": "pd-ssd"}},
-        }
-        with_disk = node_price(spec(partitions={"train": nodes}), "train")
-        without = node_price(spec(partitions={"train": {"machine_type": "g2-standard-4"}}), "train")
-        assert with_disk is not None
-        assert without is not None
-        assert with_disk - without == pytest.approx(0.17)
+    def test_node_price_includes_the_boot_disk(self) -> None:
+        usual = {"machine_type": "g2-standard-4"}
+        large = usual | {"boot_disk": {"size": "780GiB"}}
+        prices = [node_price(spec(partitions={"train": each}), "train") for each in (large, usual)]
+        with_more, without = filter(None, prices)
+        assert with_more - without == pytest.approx(0.1)
 
 
 def _model(host: dict[str, Any]) -> str:
@@ -221,22 +215,18 @@ def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_other_costs_has_disks_filestore_and_nat() -> None:
+def test_other_costs_has_filestore_and_nat() -> None:
     share = {"tier": "ZONAL", "file_shares": [{"capacity_gb": 1024}], "name": "demo-shared"}
     known, unknown = costs.other_costs(
         [
             ("google_compute_instance", instance()),
             ("google_compute_instance", instance("demo-train-2")),
-            (
-                "google_compute_disk",
-                {"name": "demo-train-1-extra-0", "type": "pd-ssd", "size": 730},
-            ),
             ("google_filestore_instance", share),
             ("google_compute_router_nat", {"name": "demo-nat"}),
             ("google_compute_network", {"name": "demo-net"}),
         ]
     )
-    assert known == pytest.approx(0.17 + 2 * 0.0014 + 0.005)
+    assert known == pytest.approx(2 * 0.0014 + 0.005)
     assert unknown == ("demo-shared",)
 
 

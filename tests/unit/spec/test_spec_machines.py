@@ -57,8 +57,8 @@ def test_facts_of_machine_types_are_consistent() -> None:
     for name, one in gcp_machines.machines().items():
         assert PATTERNS["machine_type"].matches(name)
         assert one.family == name.split("-")[0]
-        assert one.boot_disks, name
-        assert {*one.boot_disks, *one.extra_disks} <= DISK_TYPES
+        assert one.disk_types, name
+        assert {*one.disk_types} <= DISK_TYPES
 
 
 @pytest.mark.parametrize("gpu", gcp_machines.data()["gpus"])
@@ -123,7 +123,7 @@ def test_machine_type_that_the_spec_describes() -> None:
     spec = parse_spec(GCP % more + TRAIN % "", "cluster.yaml")
     found = gcp.machine_of(spec, spec.partitions[0])
     assert (found.vcpus, found.memory_mib, found.gpu) == (16, 60 * 1024, Gpus(type="l4", count=1))
-    assert (found.boot_disks, found.bundled_ssds) == (("pd-ssd",), 2)
+    assert (found.disk_types, found.bundled_ssds) == (("pd-ssd",), 2)
     with refused("unknown-machine-type", SpecError, "machine_types"):
         parse_spec(GCP % more.replace("type: g9-x-1", "type: g9-x-2") + TRAIN % "", "cluster.yaml")
 
@@ -182,18 +182,16 @@ def test_local_nodes_have_no_machine_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "boot", "extra"),
+    ("name", "asked", "expected"),
     [
-        ("e2-standard-4", None, "pd-balanced", "pd-balanced"),
-        ("a4-highgpu-8g", None, "hyperdisk-balanced", "hyperdisk-balanced"),
-        ("g2-standard-4", "pd-ssd", "pd-ssd", "pd-ssd"),
+        ("e2-standard-4", None, "pd-balanced"),
+        ("a4-highgpu-8g", None, "hyperdisk-balanced"),
+        ("g2-standard-4", "pd-ssd", "pd-ssd"),
     ],
 )
-def test_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
+def test_type_of_a_disk(name: str, asked: str | None, expected: str) -> None:
     disk = GcpDisk.model_validate({"size": "100GiB", "type": asked})
-    one = gcp_machines.machines()[name]
-    assert gcp_nodes.disk_type(disk, one.boot_disks) == boot
-    assert gcp_nodes.disk_type(disk, one.extra_disks) == extra
+    assert gcp_nodes.disk_type(disk, gcp_machines.machines()[name].disk_types) == expected
 
 
 def test_manual_names_every_gpu() -> None:

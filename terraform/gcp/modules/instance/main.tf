@@ -1,4 +1,4 @@
-# Hosts of one kind, their disks, and the right to delete or stop them.
+# Hosts of one kind, and the right to delete or stop them.
 
 locals {
   images = {
@@ -29,15 +29,6 @@ locals {
       host.reservation != null ? "SPECIFIC_RESERVATION" : host.flex_start != null ? "NO_RESERVATION" : null
     )
   }
-
-  # The name of a disk contains the properties that make it another disk, shortened to the limit of 63 characters.
-  extra_disks = merge([
-    for name, host in var.hosts : {
-      for key, disk in host.extra_disks : "${name} ${key}" => merge(disk, {
-        name = "${name}-${key}-${substr(sha1(join(" ", compact([disk.type, var.common.kms_key]))), 0, 6)}"
-      })
-    }
-  ]...)
 }
 
 # What Terraform's provider does not replace a host for, but Google needs or the instance ignores. The hosts have it in
@@ -49,25 +40,6 @@ resource "terraform_data" "shape" {
     machine_type = one(distinct([for host in var.hosts : host.machine_type]))
     placement    = one(distinct([for host in var.hosts : host.placement]))
     secure_boot  = var.common.secure_boot
-  }
-}
-
-resource "google_compute_disk" "extra" {
-  for_each = local.extra_disks
-
-  project = var.common.project
-  zone    = var.common.zone
-  name    = each.value.name
-  type    = each.value.type
-  size    = each.value.size_gib
-  labels  = var.common.labels
-
-  dynamic "disk_encryption_key" {
-    for_each = var.common.kms_key == null ? [] : [var.common.kms_key]
-
-    content {
-      kms_key_self_link = disk_encryption_key.value
-    }
   }
 }
 
@@ -103,16 +75,6 @@ resource "google_compute_instance" "host" {
       size   = each.value.boot_disk.size_gib
       type   = each.value.boot_disk.type
       labels = var.common.labels
-    }
-  }
-
-  dynamic "attached_disk" {
-    for_each = each.value.extra_disks
-
-    content {
-      source            = google_compute_disk.extra["${each.key} ${attached_disk.key}"].id
-      device_name       = "extra-${attached_disk.key}"
-      kms_key_self_link = var.common.kms_key
     }
   }
 

@@ -14,10 +14,6 @@ variable "hosts" {
       size_gib = number
       type     = string
     })
-    extra_disks = map(object({
-      size_gib = number
-      type     = string
-    }))
     local_ssds = number
     guest_accelerator = optional(object({
       type  = string

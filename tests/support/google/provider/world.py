@@ -125,7 +125,6 @@ def shown(kind: str, made: dict[str, Any]) -> dict[str, Any]:
         made["scratch_disk"] = made["scratch_disk"] or [disk] * brings.get("ssds", 0)
     if kind == "google_compute_instance" and not made["reservation_affinity"]:
         made["reservation_affinity"] = [{"type": "ANY_RESERVATION", "specific_reservation": []}]
-    made |= {name: made[name][::-1] for name in KNOWN["order"].get(kind, ())}
     zone = f"projects/{made.get('project')}/zones/{made.get('zone')}"
     for words, how in KNOWN["shown"].get(kind, {}).items():
         made = at(made, words.split("."), partial(_as_shown, how, zone))
@@ -137,12 +136,6 @@ def read(kind: str, there: Mapping[str, Any], state: Mapping[str, Any]) -> Mappi
     found = {**there, **{name: state[name] for name in KNOWN["unread"].get(kind, ())}}
     if kind == "google_compute_instance":  # its status is read if one is desired
         found["desired_status"] = state["desired_status"] and there["current_status"]
-    for name, key in KNOWN["order"].get(kind, {}).items():
-        known = [str(each[key]).removeprefix(COMPUTE) for each in state[name] or ()]
-        place = {identifier: number for number, identifier in enumerate(known)}
-        found[name] = sorted(
-            found[name], key=lambda each: place.get(each[key].removeprefix(COMPUTE), len(place))
-        )
     return found
 
 
