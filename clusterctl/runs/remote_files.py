@@ -10,8 +10,8 @@ sends the requested files in the format of transport/remote_content.py. It never
 lists their targets. Files that stay on the cluster are listed with a reason, their size and their
 number:
 
-- large submitted files that source.json shows as unchanged. A job may write anything to
-  source.json, but this affects only the job's own folder;
+- submitted data that source.json shows as unchanged: files that are not text, and large ones. A job
+  may write anything to source.json, but this affects only the job's own folder;
 - checkpoints. With CHECKPOINTS "latest": all but the latest, and the latest too if it exceeds MOST
   bytes. With "none": all checkpoints. With "all" or "everything": no checkpoint;
 - a folder with too many files, unless CHECKPOINTS is "everything". Files NAME and tasks' logs are
@@ -81,9 +81,12 @@ DEEPEST_MEASURED = 1000
 METRICS = b"metrics.jsonl"
 TASK = re.compile(rb"task-[0-9]+")
 TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
-# Submitted files are compared with the copy on the cluster only between these sizes in bytes.
-LARGE = 1 << 20
+# Submitted text above this size in bytes is data. Larger files than the second one are fetched again,
+# because hashing them would be slow.
+MOST_CODE = 1 << 20
 LARGEST = 10 << 30
+# Git takes a file for binary if it has a zero byte this near its start (FIRST_FEW_BYTES).
+FIRST_BYTES = 8000
 EVERYTHING = "everything"
 MOST_ENTRIES = 1_000_000
 # Maximum number of bytes of all names in a listing.
@@ -455,8 +458,8 @@ class RunFolderListing:
         try:
             status = os.fstat(fd)
             size, sha256 = self.submitted.get(path, (0, ""))
-            has_submitted_size = LARGE < size <= LARGEST and size == status.st_size
-            if has_submitted_size and hash_of(fd, size, self.beat).hexdigest() == sha256:
+            is_data = size == status.st_size <= LARGEST and not is_code(fd, size)
+            if is_data and hash_of(fd, size, self.beat).hexdigest() == sha256:
                 self.list_skipped(path, UNCHANGED)
             else:
                 self.write_line(path, line_of_status(path, status))
@@ -467,6 +470,11 @@ class RunFolderListing:
         """Return whether a file's owner and mode tell that it can be opened later."""
         is_readable = status.st_uid == self.user and status.st_mode & stat.S_IRUSR
         return bool(is_readable and stat.S_ISREG(status.st_mode))
+
+
+def is_code(fd: int, size: int) -> bool:
+    """Return whether a file is text of a size such as programs and their settings have."""
+    return size <= MOST_CODE and b"\0" not in os.pread(fd, FIRST_BYTES, 0)
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:

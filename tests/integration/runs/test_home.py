@@ -700,31 +700,34 @@ def test_collect_of_a_task_collects_its_array(session, cluster, tmp_path, out):
     assert run.job_id == job_id
 
 
-def test_collect_skips_large_files_that_were_sent_unchanged(session, cluster, tmp_path, out):
+def test_collect_skips_data_that_was_sent_unchanged(session, cluster, tmp_path, out):
     folder = tmp_path / "project"
     folder.mkdir()
     for name in ("large", "changed", "grown"):
         (folder / name).write_bytes(bytes(2 << 20))
     (folder / "small").write_text("small")
+    (folder / "long").write_text("long\n" * (1 << 18))
+    (folder / "image").write_bytes(b"\x89PNG\0")
+    (folder / "image2").write_bytes(b"\x89PNG\0")
     (folder / "link").symlink_to("large")
     (folder / "turned").symlink_to("large")
-    body = (
-        "printf x | dd of=changed conv=notrunc; echo >>grown; ln -sf small turned; cp large made; "
-    )
+    body = "printf x | dd of=changed conv=notrunc; echo >>grown; printf '\\211PNX\\0' >image2; "
+    body += "ln -sf small turned; cp large made; "
     body += "mkdir task-1; ln -s ../small task-1/small; ln -s ../made task-1/x; "
     body += "ln -s nowhere gone; ln -s /etc etc"
     job_id = finished(session, cluster, folder, body)
     (run,) = collect(session, [job_id], out=out)
     skipped = {one.path: one.reason for one in run.skipped}
     link = "a symbolic link"
-    reasons = {"large": UNCHANGED, "link": UNCHANGED, "gone": link, "etc": link}
+    data = dict.fromkeys(("large", "long", "image", "link"), UNCHANGED)
+    reasons = {**data, "gone": link, "etc": link}
     assert skipped == {f"files/{name}": reason for name, reason in reasons.items()}
     targets = {one.path: one.target for one in run.skipped if one.target}
     assert targets == {"files/gone": "nowhere", "files/etc": "/etc"}
     turned = run.directory / "turned"
     assert (str(turned.readlink()), turned.read_text()) == ("small", "small")
     assert str((run.directory / "task-1/x").readlink()) == "../made"
-    for name in ("changed", "grown", "small", "made"):
+    for name in ("changed", "grown", "small", "made", "image2"):
         assert (run.directory / name).is_file()
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
     assert [one.down for one in run.not_here] == ["deletes", "deletes"]
