@@ -318,7 +318,7 @@ class SpecError(UsageError, code="spec-invalid"):
     def failures(self) -> tuple[Failure, ...]:
         return tuple(
             Failure(
-                "spec-invalid",
+                self.code,
                 f"{p.file}:{p.line}:{p.column}: {p.key}: {p.message}",
                 fix=p.hint,
                 about=p.code,
@@ -362,7 +362,7 @@ class ApiOffError(CloudError, code="api-off"):
     """The cloud project has not enabled an API that clusterctl needs."""
 
 
-class TerraformError(ProvisionError, code="tool-failed", about="terraform"):
+class TerraformError(ProvisionError, about="terraform"):
     """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
     ``transient``: all causes are temporary, so a later retry helps.
@@ -394,7 +394,7 @@ class TransportError(ClusterctlError, code="unreachable"):
     jump_host = ""
 
 
-class UnreachableError(TransportError, code="unreachable", retryable=True):
+class UnreachableError(TransportError, retryable=True):
     """A host could not be reached; a retry may help."""
 
 
@@ -481,6 +481,10 @@ class SlurmError(SchedulerError):
     nodes_out: ClassVar = re.compile(
         "node configuration is not available|nodes? (required|not available)", re.IGNORECASE
     )
+
+
+class JobRefusedError(SlurmError, about="job"):
+    """Slurm does not accept a job."""
 
 
 class SlurmAwayError(SlurmError, code="slurm-away", retryable=True):

@@ -1,1 +1,1 @@
-"""What agents did for the user, and may do: the journal, the limits and the tokens."""
+"""What agents did for the user, and what their jobs can use: the journal and the limits."""

@@ -11,11 +11,11 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from clusterctl.cli.verbs import VERBS, Scope
+from clusterctl.cli.verbs import VERBS
 from clusterctl.state.workspace import clusters_up
 
 # `attach LOGIN` chooses no cluster, `attach` does.
-_OF_CLUSTER: Final = "|".join(name for name, verb in VERBS.items() if verb.scope is not Scope.NONE)
+_OF_CLUSTER: Final = "|".join(name for name, verb in VERBS.items() if verb.names_cluster)
 _COMMAND: Final = re.compile(rf"`clusterctl ({_OF_CLUSTER}|attach(?=`))((?: [^`]*)?)`")
 _CHOICE: Final = re.compile(r" (--cluster|--file|-f)(?=[ =])")
 

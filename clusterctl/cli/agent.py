@@ -19,7 +19,7 @@ from clusterctl.util import formatting
 
 
 def limits(screen: Screen) -> None:
-    """Show what agents may do through `mcp`, and the node hours that they have used of it.
+    """Show the limits of agents, and the node hours that their jobs of the last 24 hours can use.
 
     The limits are in the section `agent` of your configuration, a file that no command of an agent
     can change.
@@ -75,7 +75,9 @@ def _lines(call: RecordedCall) -> Iterator[str]:
     ]
     if call.jobs:
         parts.append(f"job {', '.join(call.jobs)}")
-    if call.node_hours != 0:
+    if call.node_hours is None:
+        parts.append("node hours unknown")
+    elif call.node_hours:
         parts.append(f"at most {formatting.hours(call.node_hours)} node hours")
     yield ", ".join(parts)
     for name, value in call.arguments.items():

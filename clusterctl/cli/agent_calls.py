@@ -73,7 +73,6 @@ class Calls:
         except Exception as exc:
             error = file_error(exc) or ClusterctlError(
                 "unexpected error, this is a bug",
-                code="internal",
                 why=f"{type(exc).__name__}: {exc}",
                 fix="report it",
             )
@@ -142,7 +141,7 @@ def _for_journal(given: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(dict(given))
     except (TypeError, ValueError, RecursionError) as exc:
         return {"unreadable": str(exc)}
-    return dict(given) if len(text) <= MOST else {"letters": len(text)}
+    return dict(given) if len(text) <= MOST else {"bytes": len(text)}
 
 
 def _without_scripts(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,6 @@ def _answer(stdout: bytes, rc: int, notes: str) -> CommandAnswer:
     return error_answer(
         ClusterctlError(
             "the command has not answered",
-            code="internal",
             about="no-answer",
             why=notes[-_MOST_REASON:] or f"exit code {rc}",
             fix="look at what it did with `jobs` or `status`, before you call it again",

@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from clusterctl.cli.main import LazyVerb
-from clusterctl.cli.verbs import VERBS, Scope
+from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits, read_limits
 from clusterctl.spec.names import LocalValue, did_you_mean, reject_unknown
@@ -143,7 +143,7 @@ def command_of(verb: str) -> Any:
 def arguments_of(verb: str) -> Mapping[str, Argument]:
     """Return the arguments of a tool by name, in the order of the table."""
     found = {argument.name: argument for argument in _declared(verb)}
-    names = (*TOOLS[verb], *(["cluster"] if VERBS[verb].scope is not Scope.NONE else ()))
+    names = (*TOOLS[verb], *(["cluster"] if VERBS[verb].names_cluster else ()))
     return {name: found[name] for name in names}
 
 

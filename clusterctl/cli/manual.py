@@ -36,13 +36,13 @@ def manual(
         return
     wanted = page.partition("#")[0].removesuffix(".md").removeprefix("../")
     found = [name for name in pages if wanted == name.rpartition("/")[2]]
-    name = wanted if wanted in pages else found[0] if len(found) == 1 else ""
+    name = wanted if wanted in pages else (found[0] if len(found) == 1 else "")
     if not name:
         last_parts = {name.rpartition("/")[2] for name in pages}
         raise UsageError(
             f"the manual has no page {page!r}",
             code="not-found",
-            about="name",
+            about="page",
             fix=did_you_mean(wanted, [*pages, *last_parts])
             or "`clusterctl manual` lists the pages",
         )

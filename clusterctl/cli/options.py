@@ -488,4 +488,4 @@ def _unexpected(screen: Screen) -> ClusterctlError:
             lines = [without_secrets(str(sys.argv)), *text.splitlines(), ""]
             write_atomic(path, "\n".join(map(printable, lines)))
             fix = f"report it with the traceback in {path}"
-    return ClusterctlError("unexpected error, this is a bug", code="internal", why=cause, fix=fix)
+    return ClusterctlError("unexpected error, this is a bug", why=cause, fix=fix)

@@ -224,7 +224,6 @@ def submit(
         if dry_run:
             raise UsageError(
                 "--dry-run can't tell which job of --first will run",
-                code="option-invalid",
                 about="first-not-foreseen",
                 why="each place gets its own job, and the one that starts first runs",
                 fix="look at each place by itself: `clusterctl submit JOB --dry-run`, with "

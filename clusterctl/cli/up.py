@@ -69,7 +69,7 @@ def up(screen: Screen, **given: Any) -> int:
     """
     spec = spec_of(screen.chosen())
     nodes = sum(partition.nodes for partition in spec.partitions)
-    # A cluster that costs runs until `down`.
+    # A cluster in a cloud costs until `down`, so its node hours have no bound.
     check_use(Asked(nodes=nodes, node_hours=None if spec.provider.is_cloud else 0.0))
     dry_run = given.pop("dry_run", False)
     # The provider's helper process starts in the background during the following checks.

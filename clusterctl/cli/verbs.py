@@ -20,33 +20,18 @@ VerbFunction = Callable[..., int | None]
 class Effect(StrEnum):
     """What a command does, at most.
 
-    READS: it changes nothing. FETCHES: it writes files on this machine. SENDS: it changes files, or
-    the state of nodes, on the cluster. PLANS: it changes nothing, and shows what another command
-    would do. SUBMITS: its jobs cost. RAISES: its cluster or its nodes cost. DESTROYS: it ends
-    jobs, or removes data, nodes or a cluster.
+    READS: it changes nothing. PLANS: it changes nothing, and shows what another command would do.
+    SUBMITS: its jobs cost. CHANGES: it changes files here, or files, jobs, nodes or a cluster there.
     """
 
     READS = "reads"
-    FETCHES = "fetches"
-    SENDS = "sends"
     PLANS = "plans"
     SUBMITS = "submits"
-    RAISES = "raises"
-    DESTROYS = "destroys"
+    CHANGES = "changes"
 
     @property
     def only_shows(self) -> bool:
         return self in {Effect.READS, Effect.PLANS}
-
-
-class Scope(StrEnum):
-    """The clusters that a command is about: none, the one that -f or --cluster chooses, or, unless
-    they choose one, all of the user's.
-    """
-
-    NONE = "none"
-    CLUSTER = "cluster"
-    EVERY = "every"
 
 
 class Panel(StrEnum):
@@ -80,7 +65,7 @@ class Verb:
     effect: Effect
     panel: Panel | None = None
     _: KW_ONLY
-    scope: Scope = Scope.CLUSTER
+    names_cluster: bool = True
     extra: tuple[str, ...] = ()
 
     @property
@@ -126,16 +111,16 @@ VERBS: Final[Mapping[str, Verb]] = {
     "init": Verb(
         "spec:init",
         "Write a commented cluster.yaml.",
-        Effect.FETCHES,
+        Effect.CHANGES,
         Panel.SET_UP,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "validate": Verb(
         "spec:validate",
         "Validate a spec, and report all errors with their lines.",
         Effect.READS,
         Panel.SET_UP,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "plan": Verb(
         "plan:plan",
@@ -146,7 +131,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "up": Verb(
         "up:up",
         "Create or repair the cluster.",
-        Effect.RAISES,
+        Effect.CHANGES,
         Panel.SET_UP,
     ),
     "status": Verb(
@@ -164,20 +149,20 @@ VERBS: Final[Mapping[str, Verb]] = {
     "attach": Verb(
         "attach:attach",
         "Use an existing Slurm cluster with your own account.",
-        Effect.SENDS,
+        Effect.CHANGES,
         Panel.SET_UP,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "detach": Verb(
         "attach:detach",
         "Remove clusterctl's files from an attached cluster.",
-        Effect.DESTROYS,
+        Effect.CHANGES,
         Panel.SET_UP,
     ),
     "down": Verb(
         "down:down",
         "Collect runs, remove the cluster, and verify the cleanup.",
-        Effect.DESTROYS,
+        Effect.CHANGES,
         Panel.SET_UP,
     ),
     "submit": Verb(
@@ -191,7 +176,6 @@ VERBS: Final[Mapping[str, Verb]] = {
         "Show where a job would run, and when it would start.",
         Effect.PLANS,
         Panel.JOBS,
-        scope=Scope.EVERY,
     ),
     "jobs": Verb(
         "jobs:jobs",
@@ -217,42 +201,44 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.READS,
         Panel.JOBS,
     ),
-    "cancel": Verb("cancel:cancel", "Cancel jobs.", Effect.DESTROYS, Panel.JOBS),
+    "cancel": Verb("cancel:cancel", "Cancel jobs.", Effect.CHANGES, Panel.JOBS),
     "rehearse": Verb(
         "rehearse:rehearse",
         "Cause faults in your job, and show whether it survives.",
-        Effect.RAISES,
+        Effect.CHANGES,
         Panel.JOBS,
     ),
     "collect": Verb(
         "collect:collect",
         "Copy runs from the cluster, with the SHA-256 of each file.",
-        Effect.FETCHES,
+        Effect.CHANGES,
         Panel.RESULTS,
     ),
     "runs list": Verb(
-        "runs:list_", "List collected runs, newest first.", Effect.READS, scope=Scope.NONE
+        "runs:list_", "List collected runs, newest first.", Effect.READS, names_cluster=False
     ),
-    "runs show": Verb("runs:show", "Show a collected run in full.", Effect.READS, scope=Scope.NONE),
-    "runs diff": Verb("runs:diff", "Compare two runs.", Effect.READS, scope=Scope.NONE),
+    "runs show": Verb(
+        "runs:show", "Show a collected run in full.", Effect.READS, names_cluster=False
+    ),
+    "runs diff": Verb("runs:diff", "Compare two runs.", Effect.READS, names_cluster=False),
     "runs figure": Verb(
         "runs:figure",
         "Write a figure of a metric for a paper.",
         Effect.READS,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "runs rm": Verb(
         "runs:rm",
         "Remove collected runs from this machine, after asking.",
-        Effect.DESTROYS,
-        scope=Scope.NONE,
+        Effect.CHANGES,
+        names_cluster=False,
     ),
     "report": Verb(
         "runs:report",
         "Write the report of a run, a sweep, or several runs.",
         Effect.READS,
         Panel.RESULTS,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "replay": Verb(
         "replay:replay",
@@ -269,42 +255,42 @@ VERBS: Final[Mapping[str, Verb]] = {
     "node drain": Verb(
         "node:drain",
         "Drain nodes: no new jobs start, running jobs continue.",
-        Effect.SENDS,
+        Effect.CHANGES,
     ),
     "node resume": Verb(
         "node:resume",
         "Resume nodes, so that jobs can start on them again.",
-        Effect.SENDS,
+        Effect.CHANGES,
     ),
     "node reboot": Verb(
         "node:reboot",
         "Reboot nodes once idle: drain them, wait for running jobs, then reboot.",
-        Effect.SENDS,
+        Effect.CHANGES,
     ),
     "node remove": Verb(
         "node:remove",
         "Remove nodes from the cluster and release the machines.",
-        Effect.DESTROYS,
+        Effect.CHANGES,
     ),
     "node forget": Verb(
         "node:forget",
         "Forget removed nodes that could not be released and no longer exist.",
-        Effect.DESTROYS,
+        Effect.CHANGES,
     ),
     "node add": Verb(
         "node:add",
         "Add machines of the spec to the running cluster.",
-        Effect.RAISES,
+        Effect.CHANGES,
     ),
     "node replace": Verb(
         "node:replace",
         "Replace the machines of nodes; the node names stay.",
-        Effect.DESTROYS,
+        Effect.CHANGES,
     ),
     "ssh": Verb(
         "access:ssh",
         "Open a shell on a host, or run a command there.",
-        Effect.SENDS,
+        Effect.CHANGES,
         Panel.NODES,
     ),
     "shell": Verb(
@@ -316,19 +302,19 @@ VERBS: Final[Mapping[str, Verb]] = {
     "code": Verb(
         "access:code",
         "Connect ssh, and editors that use it, to a running job.",
-        Effect.SENDS,
+        Effect.CHANGES,
         Panel.NODES,
     ),
     "put": Verb(
         "files:put",
         "Copy files and folders to the cluster.",
-        Effect.SENDS,
+        Effect.CHANGES,
         Panel.NODES,
     ),
     "get": Verb(
         "files:get",
         "Copy files and folders from the cluster.",
-        Effect.FETCHES,
+        Effect.CHANGES,
         Panel.NODES,
     ),
     "list": Verb(
@@ -336,74 +322,74 @@ VERBS: Final[Mapping[str, Verb]] = {
         "List your clusters, and orphans on this machine.",
         Effect.READS,
         Panel.MORE,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "schema": Verb(
         "spec:schema",
         "Print the JSON Schema of the spec, for editors.",
         Effect.READS,
         Panel.MORE,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "storage list": Verb(
         "storage:storage_list",
         "List your storages on this machine, or all storages of a Google Cloud project.",
         Effect.READS,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "storage remove": Verb(
         "storage:storage_remove",
         "Remove a storage with all data on it.",
-        Effect.DESTROYS,
-        scope=Scope.NONE,
+        Effect.CHANGES,
+        names_cluster=False,
     ),
     "orphans list": Verb(
         "down:orphans_list",
         "List orphans: clusters with this name but no workspace, with their cost.",
         Effect.READS,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "orphans remove": Verb(
         "down:orphans_remove",
         "Remove orphans: clusters with this name but no workspace.",
-        Effect.DESTROYS,
-        scope=Scope.NONE,
+        Effect.CHANGES,
+        names_cluster=False,
     ),
     "cache list": Verb(
         "listing:cache_list",
         "List the cached node images; for a cloud spec, also the images in its project, with their cost.",
         Effect.READS,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "cache prune": Verb(
         "listing:cache_prune",
         "Remove cached node images that no cluster uses; with --images, also the images in a cloud project.",
-        Effect.DESTROYS,
-        scope=Scope.NONE,
+        Effect.CHANGES,
+        names_cluster=False,
     ),
     "image bake": Verb(
         "up:bake",
         "Build the image for new nodes, unless it exists for this configuration.",
-        Effect.RAISES,
-        scope=Scope.NONE,
+        Effect.CHANGES,
+        names_cluster=False,
     ),
     "bundle": Verb(
         "bundle:bundle",
         "Download OS packages with dependencies and Python wheels to a folder.",
-        Effect.FETCHES,
+        Effect.CHANGES,
         Panel.MORE,
     ),
     "agent limits": Verb(
         "agent:limits",
-        "Show what agents may do through `mcp`, and the node hours that they have used of it.",
+        "Show the limits of agents, and the node hours that their jobs of the last 24 hours can use.",
         Effect.READS,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "agent log": Verb(
         "agent:log",
         "Show every call of agents, the last at the end.",
         Effect.READS,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "mcp": Verb(
         "mcp_server:mcp",
@@ -411,20 +397,20 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.SUBMITS,
         Panel.MORE,
         extra=("mcp", "mcp_types", "anyio"),
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "manual": Verb(
         "manual:manual",
         "Print a page of the manual.",
         Effect.READS,
         Panel.MORE,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
     "completion": Verb(
         "completion:completion",
         "Print the completion script of a shell.",
         Effect.READS,
         Panel.MORE,
-        scope=Scope.NONE,
+        names_cluster=False,
     ),
 }

@@ -152,7 +152,6 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
         raise TransportError.of_hosts(
             "{hosts} did not come back after the reboot",
             failures,
-            code="unreachable",
             about="rebooted-node",
             fix=fix,
         )

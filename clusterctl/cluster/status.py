@@ -137,7 +137,6 @@ def _controller_unfit(host: str, lacks: Sequence[UnmetNeed], exc: SlurmAwayError
     return SlurmAwayError.of_hosts(
         f"Slurm does not answer, and {{hosts}} can't serve jobs ({exc.why or exc.what})",
         failures,
-        code="slurm-away",
         about="controller",
     )
 

@@ -295,7 +295,6 @@ def reject_unfit_nodes(drained: Mapping[str, str], to: Connect) -> None:
     raise VerifyError.of_hosts(
         "{hosts} can't run jobs",
         failures,
-        code="not-ready",
         about="nodes",
         then=(
             "nodes return to service by themselves once this is corrected; the other nodes are in "
@@ -415,7 +414,6 @@ def wait_until_ready(
     raise VerifyError.of_hosts(
         "the cluster did not become ready",
         failures,
-        code="not-ready",
         about="cluster",
         fix=f"read `clusterctl ssh --admin {host} -- {journal}`, then run `clusterctl up` again",
     )
@@ -457,7 +455,6 @@ def _slurmctld_ended(host: str, fatal: str) -> VerifyError:
     return VerifyError.of_hosts(
         "slurmctld ends at each start",
         [Failure("not-ready", fatal, host, "verify", about="verify")],
-        code="not-ready",
         about="slurmctld",
         fix=fix,
     )

@@ -227,9 +227,7 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
             why=tail,
             fix=hint,
         )
-    error = ConfigureError.of_hosts(
-        "configuration failed on {hosts}", failures, code="configure-failed", then=hint
-    )
+    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, then=hint)
     error.where = failures[0].phase or run.playbook
     return error
 

@@ -460,7 +460,7 @@ def reports_of(
                     fix=fix,
                     failures=failures,
                 )
-        raise TransportError.of_hosts(problem, failures, code="unreachable", about="hosts", fix=fix)
+        raise TransportError.of_hosts(problem, failures, about="hosts", fix=fix)
     return {host: result for host, result in results.items() if isinstance(result, HostReport)}
 
 

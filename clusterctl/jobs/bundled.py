@@ -77,7 +77,7 @@ def reject_missing(session: Session, job: JobSpec) -> None:
             raise UsageError(
                 f"{subject} of the job is not on this cluster",
                 code="not-found",
-                about="node",
+                about="file-on-cluster",
                 where=path,
                 fix=fix,
             )
@@ -176,7 +176,6 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
         reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]
         raise ClusterctlError(
             "the arguments of the bundled job could not be checked",
-            code="internal",
             about="program",
             why=reason,
         )
@@ -330,8 +329,11 @@ def run_on_this_machine(
             -1
         ]
         error = _ERROR.fullmatch(last_line)
-        kind = UsageError if result.rc == UsageError.exit_code else ClusterctlError
-        raise kind(error["what"] if error else last_line, code=(error and error["code"]) or "")
+        what = error["what"] if error else last_line
+        about = (error and error["code"]) or ""
+        if result.rc == UsageError.exit_code:
+            raise UsageError(what, about=about)
+        raise ClusterctlError(what, code="job-failed", about=about)
 
 
 def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:

@@ -85,7 +85,7 @@ def put(
             sent = Upload(session.transport, progress).into(items, remote)
         except TransferError as exc:
             home = f"{Path.home()}/"
-            if exc.about == "here" and remote.startswith(home):
+            if exc.about == "remote" and remote.startswith(home):
                 there = f"~/{paths[-1].removeprefix(home)}"
                 exc.fix = (
                     f"if your shell has put your home of this machine in place of `~`, quote the "

@@ -177,7 +177,6 @@ def wait_for_first(
             states = [f"job {e.job_id} of {c} is {e.state}" for c, e in _entries(sessions, first)]
             raise JobCancelledError(
                 "all jobs of --first have ended before they ran",
-                code="job-cancelled",
                 about="first",
                 why=", ".join(states),
                 fix="`clusterctl jobs ID` shows a job's reason; submit again",

@@ -280,6 +280,7 @@ def archive_notice(file: Path) -> Notice | None:
         return None
     raise UsageError(
         f"{file} is not a container image",
+        code="file-invalid",
         about="image",
         why="it is a tar file that has neither an image nor a root file system",
         fix="write one by `docker save -o FILE.tar IMAGE`",

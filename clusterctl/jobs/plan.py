@@ -144,14 +144,13 @@ def _price(spec: ClusterSpec, partition: str) -> float | None:
 def at_most(site: Site, requests: Sequence[Request], price: Price) -> AtMost:
     """Return the most that jobs can use on a site, as the site's ``fitted_to`` returns them."""
     uses = [_use_of(site, request, price) for request in requests]
-    tasks, nodes, times, hours, costs = zip(*uses, strict=True)
     return AtMost(
         jobs=len(requests),
-        tasks=_sum(tasks),
-        node_hours=_rounded(_sum(hours)),
-        usd=_rounded(_sum(costs)),
-        nodes=_most(nodes),
-        time_s=_most(times),
+        tasks=_sum([use.tasks for use in uses]),
+        node_hours=_rounded(_sum([use.node_hours for use in uses])),
+        usd=_rounded(_sum([use.usd for use in uses])),
+        nodes=_most([use.nodes for use in uses]),
+        time_s=_most([use.time_s for use in uses]),
     )
 
 
@@ -168,19 +167,24 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else math.ceil(round(value * 1e4, 6)) / 1e4
 
 
-def _use_of(
-    site: Site, request: Request, price: Price
-) -> tuple[int | None, int | None, float | None, float | None, float | None]:
-    """Return a job's number of tasks, nodes of each, seconds, node hours and USD. None: unknown."""
+def _use_of(site: Site, request: Request, price: Price) -> AtMost:
+    """Return the most that a single job can use."""
     partition = request.partition_in(site.inventory)
     tasks = _tasks(request.array)
     nodes = _nodes(request)
     run_s = _run_s(site, request, partition)
     usd_per_hour = price(partition.name) if partition is not None else None
-    if tasks is None or nodes is None:
-        return tasks, nodes, run_s, None, _cost(None, usd_per_hour)
-    hours = None if run_s is None else tasks * nodes * run_s / _HOUR_S
-    return tasks, nodes, run_s, hours, _cost(hours, usd_per_hour)
+    hours = None
+    if tasks is not None and nodes is not None and run_s is not None:
+        hours = tasks * nodes * run_s / _HOUR_S
+    return AtMost(
+        jobs=1,
+        tasks=tasks,
+        node_hours=hours,
+        usd=_cost(hours, usd_per_hour),
+        nodes=nodes,
+        time_s=run_s,
+    )
 
 
 def _cost(hours: float | None, usd_per_hour: float | None) -> float | None:

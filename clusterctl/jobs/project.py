@@ -105,7 +105,7 @@ def _chosen_folder(folder: Path, script: Path) -> Path:
         raise UsageError(
             f"--folder {folder} can't be sent with the job",
             code="files-unfit",
-            about="module",
+            about="folder",
             why=problem,
             fix="name the folder of a project; for a job it must contain the script",
         )

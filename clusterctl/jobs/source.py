@@ -53,7 +53,7 @@ class Reason(StrEnum):
     """Why a file or folder of the project is not sent."""
 
     PRIVATE = "it holds secrets"
-    NO_SOURCE = "it holds installed, cached or collected files, or an agent's"
+    NO_SOURCE = "it holds installed, cached or collected files, or files for coding agents"
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ def stacks_of(session: Session, job_id: str) -> JobStacks:
     except (ValueError, LookupError, TypeError) as exc:
         raise SchedulerError(
             f"the nodes of job {job_id} did not tell where its ranks are",
-            code="not-running",
-            about="ranks",
+            code="tool-failed",
+            about="stacks",
             where=job.nodes[0],
             why=(result.stderr.strip().splitlines() or ["no answer"])[-1],
             fix="`clusterctl status` shows the state of the nodes",

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from clusterctl import __version__
 from clusterctl.errors import (
     ClusterctlError,
+    JobRefusedError,
     MachineError,
     Notice,
     SchedulerError,
-    SlurmError,
     TransferError,
     TransportError,
     UnreachableError,
@@ -71,8 +71,6 @@ if TYPE_CHECKING:
     from clusterctl.jobs.environment import Environments
 
 MAX_DIFF = 1 << 20
-# The code and the thing of an error about a job that Slurm does not accept.
-_REFUSED = ("slurm-refused", "")
 # Further tries to send files that another program is changing.
 _MORE_TRIES = 2
 # A submission does not wait longer for optional facts such as the git commit.
@@ -421,7 +419,7 @@ class Submitter:
             try:
                 return self._stage(name, source, files, nodes)
             except (TransferError, UsageError) as exc:
-                if source is None or exc.about not in {"changed", "remote"}:
+                if source is None or not (exc.about == "changed" or exc.code == "file-unreadable"):
                     raise
                 source = source.listed_again()
         return self._stage(name, source, files, nodes)
@@ -505,14 +503,14 @@ class Submitter:
         except (SchedulerError, UnreachableError) as exc:
             # After an AnswerLostError the job may have been submitted, so it is not handled here.
             self._withdraw(entry)
-            if (exc.code, exc.about) == _REFUSED:
+            if isinstance(exc, JobRefusedError):
                 raise self._all_refusals(of_job, exc) from exc
             raise
         with marking_side_effects():
             session.ledger.update(entry, job_id=job_id)
         return job_id
 
-    def _all_refusals(self, request: Request, first: ClusterctlError) -> ClusterctlError:
+    def _all_refusals(self, request: Request, first: JobRefusedError) -> JobRefusedError:
         """Return the error for a job that Slurm refuses, with all its reasons.
 
         Slurm names a single reason at a time, so it is asked again without the options at fault.
@@ -528,10 +526,8 @@ class Submitter:
                     break
                 whys.append(trial.words)
                 fixes.append(site.asked(request.options).fix(trial.words))
-        return SlurmError(
+        return JobRefusedError(
             first.what,
-            code=first.code,
-            about=first.about,
             where=first.where,
             why="\n".join(dict.fromkeys(whys)),
             fix="\n".join(dict.fromkeys(filter(None, fixes))),

@@ -298,11 +298,15 @@ def _obstacle(partition: PartitionInfo | None, request: Request) -> Obstacle:
     if partition is not None and not partition.is_up:
         text = "the partition is down; jobs wait until it is up"
         return Obstacle(Notice("where-partition-down", text), blocks=True)
-    # Without EnforcePartLimits, Slurm accepts a longer job. Most partitions have a limit or none.
+    limit = partition.max_time if partition is not None else ""
+    # A limit that is no time, such as UNLIMITED, is none.
     with suppress(ValueError):
-        limit = partition.max_time if partition is not None else ""
+        # Without EnforcePartLimits, Slurm accepts a longer job, which then waits.
         if request.time_s is not None and request.time_s > parse_slurm_time_s(limit):
-            text = f"the partition's time limit is {limit}; the job waits unless its QOS lifts it"
+            text = (
+                f"longer than the partition's time limit ({limit}): the job waits, unless its QOS "
+                "has the flag PartitionTimeLimit"
+            )
             return Obstacle(Notice("where-beyond-limit", text), blocks=True)
     return Obstacle()
 

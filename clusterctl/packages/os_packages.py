@@ -141,9 +141,7 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
                 fix = (
                     "write the names without templates, because they are also read without Ansible"
                 )
-                raise ClusterctlError(
-                    message, code="internal", about="package-list", where=f"role {role}", fix=fix
-                )
+                raise ClusterctlError(message, about="package-list", where=f"role {role}", fix=fix)
             yield package
 
 

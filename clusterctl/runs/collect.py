@@ -45,7 +45,6 @@ from clusterctl.runs.fetch import (
 )
 from clusterctl.runs.folder import (
     ACCOUNTING,
-    BEING_COLLECTED,
     choose_run_folder,
     collected_files,
     damaged_files,
@@ -297,7 +296,6 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
         lines = {job_id: f"job {job_id}: {exc.cause}" for job_id, exc in failed.items()}
         error = CollectError(
             f"{len(failed)} of {len(failed) + collected_count} runs could not be collected",
-            code="would-lose",
             about="runs",
             why="; ".join(lines.values()),
             fix="run `clusterctl collect` again; files that have arrived are kept",
@@ -481,7 +479,8 @@ class _Collection:
             try:
                 return self._collect_run(entry)
             except CollectError as exc:
-                if exc.about != BEING_COLLECTED or time.monotonic() > deadline:
+                # Another clusterctl holds the lock of the run's folder.
+                if exc.code != "in-use" or time.monotonic() > deadline:
                     raise
             self.progress("waiting for another clusterctl that collects it", 0, 0)
             time.sleep(_PAUSE_S)

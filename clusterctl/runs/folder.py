@@ -24,7 +24,6 @@ from clusterctl.util.assets import file_sha256
 from clusterctl.util.confine import reject_written
 
 ACCOUNTING = "sacct.json"
-BEING_COLLECTED = "run"
 _SUM = re.compile(rb"(\\?)([0-9a-f]{64})  (.+)")
 _EMPTY = hashlib.sha256().hexdigest()
 
@@ -61,7 +60,7 @@ def working_folder(final: Path) -> Iterator[Path]:
     being_collected = CollectError(
         f"{final.name} is being collected by another clusterctl",
         code="in-use",
-        about=BEING_COLLECTED,
+        about="run",
         fix="wait until that clusterctl has finished, then collect again",
     )
     with open(work / "lock", "w", opener=open_private) as lock:

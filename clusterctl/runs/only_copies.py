@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,10 @@ class OnlyCopies:
         of it.
         """
         failures = [
-            Failure(OnlyCopyError.code, line, phase="look", about="files") for line in self.lines
+            Failure(OnlyCopyError.code, line, phase="look", about=OnlyCopyError.about)
+            for line in self.lines
         ]
-        failures[:1] = [
-            Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix, about="files")
-        ]
+        failures[0] = replace(failures[0], fix=fix)
         return OnlyCopyError(
             refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures)
         )

@@ -71,7 +71,7 @@ _PART: Final = re.compile(
     re.MULTILINE,
 )
 # Errors of the shell itself about the job's script, which goes on after them.
-_OF_BASH: Final = re.compile(
+OF_BASH: Final = re.compile(
     r"^\S+: (?:line )?\d+: .*(?:not found|No such file.*|Permission denied|unbound variable)$",
     re.MULTILINE,
 )
@@ -224,7 +224,7 @@ def excerpt_of_log(text: str, folder: str) -> Excerpt:
     between, last = _end_of(lines, _AFTER if raised else _LAST)
     told = [
         *_OF_RUNTIME.findall(text),
-        *(match[0] for match in _OF_BASH.finditer(text)),
+        *(match[0] for match in OF_BASH.finditer(text)),
         *(match["line"] for match in _BANNER.finditer(text)),
     ]
     of_shell = [line for line in told if line not in last]

@@ -15,15 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.scheduler.excerpt import Excerpt
+from clusterctl.scheduler.excerpt import OF_BASH, Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.log_text import short
 from clusterctl.util.assets import read_table
 
 _HINTS: Final = Path(__file__).with_name("data") / "hints.yaml"
-# A message of bash about the script, which goes on; a line of a message of Open MPI; the rule before a
-# message of mpirun.
-_OF_BASH: Final = re.compile(r"\S+: (?:line )?\d+: ")
+# A line of a message of Open MPI; the rule before a message of mpirun.
 _OF_MPI: Final = re.compile(r"\[\S+:\d+\] \*\*\* ")
 _RULE: Final = re.compile(r"-{70,}$")
 # Lines that say themselves that they are no error, or that the program goes on, and commands that
@@ -99,7 +97,7 @@ def hinted_lines(excerpt: Excerpt) -> Iterator[str]:
     which it was raised, or the last line and what mpirun or a runtime says of the end before it.
     """
     last = excerpt.last_line
-    runtime = [line for line in excerpt.of_shell if not _OF_BASH.match(line)]
+    runtime = [line for line in excerpt.of_shell if not OF_BASH.match(line)]
     mpirun = [line for line in excerpt.last if _OF_MPI.match(line)]
     banner = [line for rule, line in pairwise(excerpt.last) if _RULE.match(rule)]
     end = (*runtime, *banner, *mpirun, last) if last else (*excerpt.chain, excerpt.exception)

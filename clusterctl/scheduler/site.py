@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from clusterctl.errors import UsageError
@@ -131,7 +131,7 @@ class Site(ABC):
 
     def planned(self, spec: ClusterSpec) -> Inventory:
         """Return the inventory after the next `up` with a spec, as far as jobs need it."""
-        return replace(planned_inventory(spec), pmix=self.inventory.pmix)
+        return planned_inventory(spec)
 
     def await_ends(self, scheduler: Jobs, jobs: Sequence[JobInfo]) -> None:
         """Wait until the controller sees the files that ended jobs have written on their nodes."""

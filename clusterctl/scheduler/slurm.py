@@ -20,6 +20,7 @@ from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
     CommandError,
+    JobRefusedError,
     NoAnswerError,
     SchedulerError,
     SlurmAwayError,
@@ -56,8 +57,8 @@ from clusterctl.util.progress import Clock
 if TYPE_CHECKING:
     from clusterctl.state.ledger import Ledger
 
-# Code of the error of a command that Slurm has answered with a refusal.
-REFUSED: Final = "command"
+# What an error is about if Slurm has answered a command with a refusal.
+_COMMAND: Final = "command"
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
 _NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_,\[\]-]+): (.*)")
@@ -216,7 +217,7 @@ class SlurmClient(Jobs):
         try:
             return self._with_queue(slurm_parse.PARTITIONS, "--me")
         except SlurmError as exc:
-            if exc.about != REFUSED:
+            if exc.about != _COMMAND:
                 raise
         # A site may show its users no nodes (PrivateData), without which sinfo shows nothing.
         shown = self._ask(["scontrol", "show", "partition", "--oneliner"])
@@ -347,7 +348,7 @@ class SlurmClient(Jobs):
                 for line in result.stderr.strip().splitlines()
             )
             reason = "; ".join(words)
-            raise SlurmError(
+            raise JobRefusedError(
                 "Slurm rejected the job",
                 where=" ".join(["sbatch", *map(str, asked.options)]) if asked.options else "",
                 why=reason,
@@ -575,7 +576,7 @@ class SlurmClient(Jobs):
             )
         error = SlurmError(
             f"{command} failed with exit status {result.rc}",
-            about=REFUSED,
+            about=_COMMAND,
             why=reason,
             fix=self.advice.repair if SlurmError.broken.search(reason) else "",
         )

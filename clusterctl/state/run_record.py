@@ -338,8 +338,8 @@ class RunRecord(_Stored):
             if has_files_of_runs(directory) or token_of_run(directory):
                 raise CollectError(
                     f"the record of the run {directory.name} is missing or damaged",
-                    code="not-found",
-                    about="run-original",
+                    code="record-damaged",
+                    about="run",
                     where=str(path),
                     why=_fault(exc),
                     fix="`clusterctl collect` with the ID of its job collects the run again, if "

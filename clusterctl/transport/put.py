@@ -400,7 +400,7 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
         )
     reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     return TransferError(
-        problem, code="file-unwritable", about="here", where=host, why=reason, fix=fix, host=host
+        problem, code="file-unwritable", about="remote", where=host, why=reason, fix=fix, host=host
     )
 
 

@@ -196,7 +196,7 @@ def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     return UsageError(
         problem,
         code="file-unreadable",
-        about="remote",
+        about="here",
         why=details,
         fix=fix or "make the files readable, or leave them out",
     )

@@ -41,7 +41,6 @@ def incomplete(part: str) -> ClusterctlError:
     """Return the error that a part of clusterctl's installation is missing."""
     return ClusterctlError(
         f"{part} is missing",
-        code="internal",
         about="installation",
         where=str(_PACKAGE),
         why="this installation of clusterctl is incomplete",

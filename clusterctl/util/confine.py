@@ -72,7 +72,7 @@ class Confinement:
         return LimitError(
             message,
             why=why,
-            fix=f"{fix}; or {change}" if fix else change,
+            fix=f"{fix}; {change}" if fix else change,
             limit={"name": name, "value": value, **more},
         )
 
@@ -115,8 +115,13 @@ def check(limits: Confinement, asked: Asked) -> None:
         if limit is None or more == 0 or (more is not None and used + more <= limit):
             continue
         shown = formatting.duration if name == "time" else formatting.number
-        before = f", of which {shown(used)} is used" if used else ""
+        before = f", and earlier jobs can use {shown(used)}" if used else ""
         could = f"could use {shown(more)}" if more is not None else "may use any amount"
+        if more is not None:
+            fix = "ask for less"
+        else:
+            # A cluster has no time limit that an agent could give.
+            fix = "give the job --nodes and --time, and no --requeue" if asked.time_s != 0 else ""
         raise limits.refusal(
             name,
             f"the call exceeds the limit `agent.{name}` of the user",
@@ -124,9 +129,7 @@ def check(limits: Confinement, asked: Asked) -> None:
             value=limit,
             used=round(used, 3),
             asked=more,
-            fix="give the job --nodes and --time, and no --requeue"
-            if more is None
-            else "ask for less",
+            fix=fix,
         )
 
 
@@ -143,8 +146,8 @@ def path_refusal(limits: Confinement, path: str, why: str) -> LimitError:
 
 
 def _outside(limits: Confinement, text: str) -> str:
-    """Return why a path, with all links resolved, is no file or folder in one of the folders, and
-    not free. "": it is.
+    """Return why an agent may not use a path. "": it may, because with all links resolved it is a
+    file or folder in one of the folders, or nothing has this name.
     """
     try:
         # `~` and `~nobody` are outside, whatever they expand to.
@@ -181,8 +184,9 @@ def reject_read(*paths: str | Path) -> None:
 
 
 def reject_opened(fd: int, path: Path) -> None:
-    """Raise LimitError if this command may not send the file that it has opened. path: by which: its
-    links may have changed since ``reject_read``.
+    """Raise LimitError if this command may not send the file that it has opened.
+
+    path: the path by which the file was opened. Its links may have changed since ``reject_read``.
     """
     if (limits := confinement()) is not None:
         # The file that was opened is the one at this path, or the path leads elsewhere by now.

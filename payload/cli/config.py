@@ -344,7 +344,7 @@ class PredictConfig(CommandConfig):
     takes = "images"
     model_folder: Path = setting(MISSING, folder, "a run's model/")
     files: tuple[Path, ...] = setting(
-        MISSING, input_path, "a PNG, IDX or CSV file (one image per row)", "FILE"
+        MISSING, input_path, "an IDX file, or a CSV file (one image per row)", "FILE"
     )
     weights: str = setting("best", *_weights)
     output: str = setting("text", _output, "a line for each image, or one JSON object")

@@ -320,7 +320,7 @@ class Api:
         reason: str,
     ) -> CloudError:
         if match is None:
-            return CloudError(message, code="cloud-refused", where=path, why=reason)
+            return CloudError(message, where=path, why=reason)
         zone = _ZONE.search(path)
         words = {"project": self.project, "zone": zone[1] if zone else "ZONE", **match[1]}
         failure = match[0].failure(

@@ -17,8 +17,8 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
+    JobRefusedError,
     MachineError,
-    SchedulerError,
     SlurmError,
 )
 from clusterctl.jobs.prepare import Preparer, Submission, submit_prepared
@@ -260,10 +260,10 @@ def test_submit_refused_at_second_job_names_the_first(
 ) -> None:
     def submit_prepared(*_: Any) -> Iterator[SubmittedJob]:
         yield SubmittedJob("7", "train-small", "", "/shared", "token", None)
-        raise SchedulerError("Slurm rejected the job", code="slurm-refused")
+        raise JobRefusedError("Slurm rejected the job")
 
     monkeypatch.setattr(submit, "submit_prepared", submit_prepared)
     session: Any = None
-    with pytest.raises(SchedulerError):
+    with pytest.raises(JobRefusedError):
         submit.submit_and_note(Screen(json=False, color=False), session, [])
     assert "clusterctl cancel 7" in capsys.readouterr().err

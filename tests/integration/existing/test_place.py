@@ -267,7 +267,7 @@ def test_place_expands_a_variable_of_the_cluster(
 
 
 def test_place_tells_the_disks_words_if_it_is_full(call: Place) -> None:
-    with small_disk(1) as disk, refused("file-unwritable/here", TransferError, "0 MiB"):
+    with small_disk(1) as disk, refused("file-unwritable/remote", TransferError, "0 MiB"):
         call(f"{disk.path}/ours")
 
 

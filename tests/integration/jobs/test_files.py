@@ -157,7 +157,7 @@ def test_home_of_this_machine_in_a_remote_path_is_named(
     """A shell replaces `~` by it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "in.txt").write_text("1")
-    with refused("file-unwritable/here", TransferError, "'~/in.txt/pg/'"):
+    with refused("file-unwritable/remote", TransferError, "'~/in.txt/pg/'"):
         files.put(ChosenCluster(), [str(tmp_path / "in.txt"), f"{tmp_path}/in.txt/pg/"])
 
 

@@ -252,7 +252,7 @@ def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_pat
     _, submitted = next(submissions)
     with cluster.state() as state:
         state["refuse"] = "sbatch: error: Batch job submission failed: Invalid account"
-    with refused("slurm-refused", SlurmError):
+    with refused("slurm-refused/job", SlurmError):
         next(submissions)
     assert cluster.job(submitted.job_id)["state"] == "CANCELLED"
 
@@ -276,7 +276,7 @@ def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_
     submitters["far"] = Submitter(replace(session, scheduler=SlurmClient(CutOff(), patience_s=0)))
     with cluster.state() as state:
         state["refuse"] = "sbatch: error: Batch job submission failed: Invalid account"
-    with refused("slurm-refused", SlurmError):
+    with refused("slurm-refused/job", SlurmError):
         next(submissions)
     assert cluster.job(ids[1])["state"] == "CANCELLED"
 

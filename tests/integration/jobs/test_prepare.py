@@ -293,7 +293,7 @@ def test_refusal_names_the_flag_and_the_choices(cluster, job, answer, fix):
     with cluster.state() as state:
         state["refuse"] = f"sbatch: error: {answer}"
     where = "sbatch --nodes=1 --ntasks-per-node=1 --time=00:01:00"
-    with rejected("slurm-refused", SlurmError, fix, why=answer, where=where):
+    with rejected("slurm-refused/job", SlurmError, fix, why=answer, where=where):
         submit(cluster.session(), job.model_copy(update={"time": 60}))
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
@@ -310,7 +310,7 @@ def test_all_options_that_slurm_refuses_are_told_at_once(cluster, job):
         state["refuse_options"] = messages
     job.script.write_text("#!/bin/bash\n#SBATCH --account=a --qos=q\n#SBATCH --constraint=c\n")
     with rejected(
-        "slurm-refused", SlurmError, "--account=a` in line 2", *messages.values()
+        "slurm-refused/job", SlurmError, "--account=a` in line 2", *messages.values()
     ) as caught:
         submit(cluster.session(), job)
     assert len(caught.value.fix.splitlines()) == len(messages)
