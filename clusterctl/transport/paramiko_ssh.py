@@ -1,4 +1,5 @@
-"""SSH by paramiko to hosts that clusterctl made: one connection a host, which ends with the command.
+"""SSH by paramiko to hosts that clusterctl made. The connection to a host ends with the clusterctl
+command.
 
 A login takes a tenth of the processor time of a login by an ssh process. Address, key and
 known_hosts are those of the `ssh_config`. No host key is trusted on first use.
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
     Transport,
+    no_answer_error,
     shown_command,
     unreachable_error,
 )
@@ -43,8 +45,8 @@ from clusterctl.transport.refusals import (
 from clusterctl.transport.ssh import CommandTransport, connect_jump
 from clusterctl.util.disk import read_text
 
-# paramiko imports it to run commands in an ssh_config of its own reading, and that takes half of its
-# start.
+# paramiko needs invoke only for `Match exec` in an ssh_config that it reads itself. The import takes
+# half of paramiko's start.
 sys.modules.setdefault("invoke", None)  # type: ignore[arg-type]
 import paramiko  # noqa: E402
 
@@ -58,7 +60,10 @@ _READ: Final = 1 << 15  # bytes
 # paramiko does not tell when the host can take more stdin.
 _PAUSE_S: Final = 0.01
 _CLOSE_S: Final = 1.0
+# paramiko's thread wakes up this often even without data. Its default is ten times a second.
 _WAKE_S: Final = 1.0
+# A host that refuses a session, because others run (MaxSessions in sshd_config(5)), is asked again.
+_AGAIN_S: Final = 0.05
 
 # Otherwise paramiko prints its log of failed connections.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -89,7 +94,7 @@ class ParamikoTransport(CommandTransport):
         self.close()
 
     def close(self) -> None:
-        # Another thread may hold the lock while it logs in. This ends its login.
+        # Another thread may hold the lock while it logs in. This ends its login, or it does so itself.
         resources, self._resources = self._resources, ExitStack()
         resources.close()
 
@@ -98,13 +103,15 @@ class ParamikoTransport(CommandTransport):
         self, argv: Sequence[str], line: str, silence_s: float
     ) -> Iterator[CommandConversation]:
         ssh = self._connect()
-        try:
-            channel = ssh.open_session(timeout=silence_s)
-            channel.exec_command(line)
-        except (paramiko.SSHException, OSError, EOFError) as exc:
-            problem = f"the connection broke before `{shown_command(argv)}`"
-            raise unreachable_error(self.host, self.config, problem, exc) from exc
-        try:
+        with ExitStack() as stack:
+            began = time.monotonic()
+            try:
+                channel = _start_command(stack, ssh, line, silence_s)
+            except (paramiko.SSHException, OSError, EOFError) as exc:
+                if time.monotonic() - began >= silence_s:
+                    raise no_answer_error(self.host, argv, silence_s) from exc
+                problem = f"the connection broke before `{shown_command(argv)}`"
+                raise unreachable_error(self.host, self.config, problem, exc) from exc
             yield _ChannelConversation(
                 self.host,
                 argv,
@@ -113,9 +120,6 @@ class ParamikoTransport(CommandTransport):
                 is_wrapped=True,
                 config=self.config,
             )
-        finally:
-            with suppress(OSError, EOFError):
-                channel.close()
 
     def _connect(self) -> paramiko.Transport:
         """Return the connection, opened if necessary. Threads that wait for it get the same error."""
@@ -128,15 +132,58 @@ class ParamikoTransport(CommandTransport):
             if self._ssh is not None and self._ssh.is_active() and self._route == route:
                 return self._ssh
             self.close()
+            stack = self._resources
             try:
                 connect_jump(self.host, self.config, self.jump_to)
-                self._ssh = _log_in(self._resources, route)
+                ssh = _log_in(stack, route)
+                if self._resources is not stack:
+                    stack.close()
+                    problem = "the connection was closed during the login"
+                    raise unreachable_error(self.host, self.config, problem)
             except TransportError as exc:
                 self.close()
                 self._failed = (exc, time.monotonic())
                 raise
+            self._ssh = ssh
             self._route = route
-            return self._ssh
+            return ssh
+
+
+def _start_command(
+    stack: ExitStack, ssh: paramiko.Transport, line: str, limit_s: float
+) -> paramiko.Channel:
+    """Run ``line`` in the host's login shell. Closing ``stack`` closes the channel.
+
+    Raises SSHException, OSError or EOFError, also if the host does not answer within ``limit_s``.
+    """
+    channel = _open_session(ssh, limit_s)
+    stack.callback(_close_channel, channel)
+    # paramiko itself waits without a limit for the answer to the request.
+    giving_up = threading.Timer(limit_s, _close_channel, [channel])
+    giving_up.daemon = True
+    giving_up.start()
+    try:
+        channel.exec_command(line)
+    finally:
+        giving_up.cancel()
+    return channel
+
+
+def _open_session(ssh: paramiko.Transport, limit_s: float) -> paramiko.Channel:
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            return ssh.open_session(timeout=max(0.0, until - time.monotonic()))
+        except paramiko.SSHException:
+            # Which one it is depends on the other threads, so that the class tells nothing.
+            if not ssh.is_active() or time.monotonic() + _AGAIN_S > until:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def _close_channel(channel: paramiko.Channel) -> None:
+    with suppress(paramiko.SSHException, OSError, EOFError):
+        channel.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +196,19 @@ class _Server:
     port: int
     carrier: tuple[str, ...]
     limit_s: float
+
+    @classmethod
+    def of(cls, entry: Mapping[str, str], host: str) -> Self:
+        """Return the server of a host's entry in an `ssh_config`. Raise ValueError."""
+        address = entry.get("HostName", host)
+        port = entry.get("Port", "22")
+        carrier = shlex.split(entry.get("ProxyCommand", ""))
+        return cls(
+            address,
+            int(port),
+            tuple(word.replace("%h", address).replace("%p", port) for word in carrier),
+            limit_s=float(entry.get("ConnectTimeout", _CONNECT_S)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,24 +232,21 @@ class _Route:
         if not (own := entry_of(host, config)):
             raise incomplete_config_error(host, config)
         entry = {**entry_of("*", config), **own}
-        address = entry.get("HostName", host)
-        port = entry.get("Port", "22")
-        carrier = shlex.split(entry.get("ProxyCommand", ""))
         known_hosts = read_text(Path(entry.get("UserKnownHostsFile", "").strip('"')))
         lines = (line.partition(" ") for line in known_hosts.splitlines())
-        if (host_key := next((key for name, _, key in lines if name == host), None)) is None:
+        host_key = next((key.strip() for name, _, key in lines if name == host), "")
+        if not host_key:
             raise unknown_key_error(host, config)
+        try:
+            server = _Server.of(entry, host)
+        except ValueError as exc:
+            raise incomplete_config_error(host, config, str(exc)) from exc
         return cls(
             host=host,
             config=config,
             user=user,
             account=user or entry.get("User", ""),
-            server=_Server(
-                address,
-                int(port),
-                tuple(word.replace("%h", address).replace("%p", port) for word in carrier),
-                limit_s=float(entry.get("ConnectTimeout", _CONNECT_S)),
-            ),
+            server=server,
             key_file=entry.get("IdentityFile", "").strip('"'),
             host_key=host_key,
         )
@@ -251,7 +308,6 @@ def _shake_hands(stack: ExitStack, server: _Server, kind: str | None = None) -> 
                 _notice_silence(stream)
             ssh = paramiko.Transport(stream)
             stack.callback(_close, ssh, stream)
-            # So often its thread wakes up without cause; by default, ten times a second.
             stream.settimeout(_WAKE_S)
             ssh.banner_timeout = server.limit_s
             ssh.handshake_timeout = _LOGIN_S
@@ -260,15 +316,17 @@ def _shake_hands(stack: ExitStack, server: _Server, kind: str | None = None) -> 
             ssh.start_client(timeout=_LOGIN_S)
             if ssh.host_key is None:
                 raise TimeoutError
-        except (paramiko.SSHException, OSError, EOFError) as exc:
+        # ValueError: a kind of key that paramiko does not know.
+        except (paramiko.SSHException, OSError, EOFError, ValueError) as exc:
             messages.seek(0)
-            told = messages.read().decode(errors="replace")
-            raise ConnectionError(told or _reason(exc, server, began)) from exc
+            told = messages.read().decode(errors="replace").strip()
+            reasons = filter(None, (told, _reason(exc, server, began)))
+            raise ConnectionError("\n".join(reasons)) from exc
     return ssh
 
 
 def _reason(exc: Exception, server: _Server, began: float) -> str:
-    """Return why no server has answered, in words of ssh that ``refusals`` knows."""
+    """Return why no server has answered, in words that ``refusals`` recognizes as those of ssh."""
     waited_s = time.monotonic() - began
     if isinstance(exc, socket.gaierror):
         return f"ssh: Could not resolve hostname {server.address}: {exc.strerror}"
@@ -297,7 +355,8 @@ def _close(ssh: paramiko.Transport, stream: socket.socket) -> None:
     with suppress(OSError):
         stream.shutdown(socket.SHUT_RDWR)
     ssh.close()
-    ssh.join(_CLOSE_S)
+    if ssh.is_alive():
+        ssh.join(_CLOSE_S)
 
 
 def _notice_silence(stream: socket.socket) -> None:
@@ -315,7 +374,10 @@ def _notice_silence(stream: socket.socket) -> None:
 
 
 def _offered(ssh: paramiko.Transport) -> str:
-    key = ssh.get_remote_server_key()
+    # Unlike `get_remote_server_key`, this is known also if the host has hung up since.
+    key = ssh.host_key
+    if key is None:
+        raise ConnectionError("the host has shown no key")
     return f"{key.get_name()} {key.get_base64()}"
 
 
@@ -324,9 +386,11 @@ def _authenticate(ssh: paramiko.Transport, account: str, key: paramiko.PKey) -> 
     ssh.auth_timeout = _LOGIN_S
     began = time.monotonic()
     try:
-        ssh.auth_publickey(account, key)
+        if ssh.auth_publickey(account, key):
+            raise paramiko.AuthenticationException("the host asks for a second factor")
     except (paramiko.SSHException, OSError, EOFError) as exc:
-        # paramiko raises it also if the host hangs up, as a booting host does, or does not answer.
+        # paramiko also raises AuthenticationException if the host hangs up, as a booting host does, or
+        # does not answer.
         is_refused = ssh.is_active() and time.monotonic() - began < _LOGIN_S
         if is_refused and isinstance(exc, paramiko.AuthenticationException):
             raise
@@ -378,14 +442,14 @@ class _ChannelConversation(CommandConversation):
     def _write(self, data: memoryview) -> int:
         try:
             written = self.channel.send(bytes(data[:_READ]))
-        except OSError as exc:
+        except (paramiko.SSHException, OSError, EOFError) as exc:
             raise BrokenPipeError from exc
         if not written:
             raise BrokenPipeError
         return written
 
     def _close_stdin(self) -> None:
-        with suppress(OSError, EOFError):
+        with suppress(paramiko.SSHException, OSError, EOFError):
             self.channel.shutdown_write()
 
     def _read_stderr(self) -> None:

@@ -421,6 +421,8 @@ class Connections(ExitStack):
     path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
         Default: the folders that PATH on an attached cluster may lack.
     variables: the environment of all commands, beside that of a login. With ``path``.
+    fans_out: whether commands go to many hosts. Then paramiko connects to hosts that clusterctl made.
+        Default: ssh connects to all hosts.
     """
 
     def __init__(
@@ -461,7 +463,7 @@ class Connections(ExitStack):
         with self._lock:
             if (host, user) not in self._open:
                 transport: CommandTransport
-                if self._is_kept(host, user):
+                if self._uses_paramiko(host, user):
                     from clusterctl.transport.paramiko_ssh import (  # noqa: PLC0415
                         ParamikoTransport,
                     )
@@ -486,8 +488,8 @@ class Connections(ExitStack):
                 self.callback(transport.leave)
             return self._open[host, user]
 
-    def _is_kept(self, host: str, user: str | None) -> bool:
-        """Return whether the connection is paramiko's, and ends with this command.
+    def _uses_paramiko(self, host: str, user: str | None) -> bool:
+        """Return whether paramiko makes the connection, which then ends with this command.
 
         The connections of job users, and those that a program such as gcloud carries, are
         OpenSSH's: later commands use them.

@@ -131,7 +131,7 @@ def test_wildcards_that_match_nothing_are_named(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with refused("file-unreadable/remote", UsageError, "wildcards"):
+    with refused("file-unreadable/here", UsageError, "wildcards"):
         files.put(ChosenCluster(), ["one/*", "pg/"])
     with refused("not-found/file", UsageError, "wildcards"):
         files.get(ChosenCluster(), ["pg/*.txt", "."])
@@ -143,7 +143,7 @@ def test_file_with_a_bracket_in_its_name_is_not_blamed_for_another(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a[1].csv").touch()
-    with refused("file-unreadable/remote", UsageError) as sending:
+    with refused("file-unreadable/here", UsageError) as sending:
         files.put(ChosenCluster(), ["a[1].csv", "gone", "pg/"])
     with refused("not-found/file", UsageError) as fetching:
         files.get(ChosenCluster(), ["a[1].csv", "gone", "."])

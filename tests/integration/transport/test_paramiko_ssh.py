@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import HostKeyError, KeyRefusedError
+from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError
 from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.openssh import ssh_config_text
@@ -103,11 +103,28 @@ def test_damaged_private_key_is_named(config, sshd):
         assert caught.value.where == str(sshd.folder / "id")
 
 
-def test_more_commands_than_threads_share_a_connection(config, sshd):
+@pytest.mark.parametrize(
+    ("file", "line", "condition"),
+    [
+        ("known_hosts", "node-1 ", "host-key"),
+        ("known_hosts", "node-1 foo AAAA", "unreachable"),
+        ("ssh_config", "Host node-1\n    Port many\n", "record-damaged/ssh-config"),
+        ("ssh_config", "Host node-1\n    ProxyCommand 'x\n", "record-damaged/ssh-config"),
+    ],
+)
+def test_damaged_file_of_the_cluster_is_one_error(config, file, line, condition):
+    damaged = config.parent / file
+    damaged.write_text(f"{line}\n{damaged.read_text()}")
+    with Connections(config, fans_out=True) as connections, refused(condition, TransportError):
+        connections.to("node-1").run(["true"])
+
+
+def test_more_commands_than_sshd_allows_share_a_connection(config, sshd):
+    """sshd's default is MaxSessions 10."""
     with Connections(config, fans_out=True) as connections:
         run: Callable[[str], str] = lambda word: (  # noqa: E731
-            connections.to(NODES[0]).run(["echo", word]).stdout
+            connections.to(NODES[0]).run(["bash", "-c", f"sleep 0.2; echo {word}"]).stdout
         )
-        answers, failed = call_on_hosts([str(number) for number in range(8)], run)
-        assert (len(answers), failed) == (8, {})
+        answers, failed = call_on_hosts([str(number) for number in range(14)], run)
+        assert (len(answers), failed) == (14, {})
         assert len(sshd.connections()) == 1

@@ -347,7 +347,7 @@ def test_damaged_file_of_the_store_is_replaced(home, data):
         path.write_bytes(b"#" * before.st_size if before.st_size < MIB else b"")
         path.chmod(before.st_mode)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing but the content tells
-    with rejected("file-unwritable/here", TransferError) as caught:
+    with rejected("file-unwritable/remote", TransferError) as caught:
         make(data, "jobs/two")
     # The truncated large file is sent again at once; the empty file is unchanged.
     assert f"{len(stored_before) - 2}" in caught.value.why
@@ -402,7 +402,7 @@ def test_lock_that_a_job_holds_is_named(home, data):
     lock = home / STORE / "lock"
     with lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with rejected("file-unwritable/here", TransferError) as caught:
+        with rejected("file-unwritable/remote", TransferError) as caught:
             make(data, "jobs/two", transport=Hasty())
         assert repr(str(lock)) in caught.value.why
         lock.unlink()  # as the fix says
@@ -624,7 +624,7 @@ def test_to_store_keeps_single_files(home, data):
     at = Upload(LocalTransport()).to_store(files, store=STORE)
     assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
     assert at[data / "link"] == at[data / "sub" / "run.sh"]
-    with rejected("file-unreadable/remote", UsageError):
+    with rejected("file-unreadable/here", UsageError):
         Upload(LocalTransport()).to_store([data / "sub"], store=STORE)
 
 

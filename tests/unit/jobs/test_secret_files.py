@@ -205,7 +205,7 @@ def test_unreadable_file_is_refused_and_unreadable_secret_is_not_read(
         return opened(path, *args)
 
     monkeypatch.setattr(os, "open", refuse)
-    with refused("file-unreadable/remote", UsageError, str(project / "data")):
+    with refused("file-unreadable/here", UsageError, str(project / "data")):
         sent(project)
     (project / "data").unlink()
     files, notes = sent(project)

@@ -198,7 +198,7 @@ def test_unreadable_folder_is_refused_with_the_option_that_leaves_it_out(project
         return listed(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with rejected("file-unreadable/remote", UsageError, "sub: Permission", "--exclude /sub"):
+    with rejected("file-unreadable/here", UsageError, "sub: Permission", "--exclude /sub"):
         found(project)
     assert files(project, exclude=("/sub",)) == {"train.py", "y"}
 
