@@ -26,7 +26,7 @@ class ClusterAnswers(Generic[T]):
     def unanswered(self) -> list[dict[str, Any]]:
         """Return a dict for each cluster that did not answer, for JSON."""
         return [
-            {"cluster": name, "code": error.code, "error": error.what}
+            {"cluster": name, "code": error.code, "about": error.about, "error": error.what}
             for name, error in self.errors.items()
         ]
 

@@ -173,6 +173,8 @@ def inventory_text(inventory: Inventory, workspace: Workspace, variables: Variab
             shlex.join(("-F", str(workspace.ssh_config), *NO_FORWARDING))
         ),
         "ansible_python_interpreter": PYTHON,
+        # Otherwise Ansible alone needs setfacl on the hosts for tasks of job users.
+        "ansible_pipelining": True,
         "mitogen_ssh_compression": False,
         # mitogen passes its own 30 seconds and 10 questions to ssh, which override the ssh_config.
         **{f"mitogen_ssh_keepalive_{key}": value for key, value in KEEPALIVE.items()},

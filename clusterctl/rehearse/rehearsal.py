@@ -122,7 +122,10 @@ class Rehearsal:
                 why="\n".join(f"{fault}: {cause}" for fault, cause in causes.items()),
                 fix="docs/restarts.md explains the lines that the program lacks",
                 failures=tuple(
-                    Failure(RehearsalError.code, f"{f}: {cause}") for f, cause in causes.items()
+                    Failure(
+                        RehearsalError.code, f"{f}: {cause}", about=RehearsalError.about
+                    )
+                    for f, cause in causes.items()
                 ),
             )
             error.answer = self.as_dict()

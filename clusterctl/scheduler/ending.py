@@ -157,8 +157,9 @@ class Ending:
         """A text such as ``FAILED after 6m40s on n[1-2] (exit 3)``. An array has the
         number of tasks in each state.
         """
-        ended = self.elapsed_s and self.state not in GOING_ON
-        after = f" after {formatting.duration(self.elapsed_s)}" if ended else ""
+        # A job that never began has no nodes; one that ran has them, also if it took less than a second.
+        has_run = self.state not in GOING_ON and (self.elapsed_s or self.nodes)
+        after = f" after {formatting.duration(self.elapsed_s or 0)}" if has_run else ""
         on = f" on {self.nodes_in_words}" if self.nodes else ""
         is_of_one = sum(self.states.values()) <= 1
         code = f"exit {self.exit}" if self.exit not in {"", "0"} and is_of_one else ""

@@ -139,14 +139,13 @@ def as_before(lab: Lab, before: Mapping[str, list[str]]) -> None:
 
 
 # Everything that a cluster could change; the backups that useradd makes, and logs of packages, left
-# out. Of a unit that is not there systemd knows for a moment that somebody asked for it: host_changes
+# out. Packages stay, and apt counts those that the roles name as wanted (apt-mark showmanual). Of a unit that is not there systemd knows for a moment that somebody asked for it: host_changes
 # does.
 _LOOK = r"""
 find /etc /usr/local /opt /srv /home /shared -xdev ! -name '*-' \
     -printf '%y %m %U:%G %p %l\n' | sort
 find /etc /usr/local /opt /srv /home /shared -xdev -type f ! -name '*-' -exec sha256sum {} + | sort -k2
 dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n'
-apt-mark showauto
 systemctl list-unit-files --no-legend --no-pager | grep -v ^run-
 systemctl list-units --no-legend --no-pager --plain --type=service --all |
     awk '$2 != "not-found" || $3 != "inactive" {print $1}' | grep -v '^run-\|^user\|^session'

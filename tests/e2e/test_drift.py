@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.messages import condition, shows
+from tests.support.processes import eventually
 
 PARTITION = "{{name: train, nodes: {}, cpus: 1, memory: 2GiB}}"
 OTHER = "{name: other, nodes: 1, memory: 1GiB}"
@@ -214,6 +215,8 @@ def test_job_of_a_node_that_was_briefly_off_is_requeued(drift_cluster: Cluster) 
         "off",
         f"#!/bin/bash\n#SBATCH --requeue --nodelist={third} --mem=100M\nsleep 600\n",
     )
+    # The ages of the job and of the node are compared in whole seconds.
+    eventually(lambda: int(drift_cluster.ssh(third, "ps -o etimes= -C sleep") or 0) > 2)
     drift_cluster.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
     answer = drift_cluster.json("up")
     assert any(third in repair and f"job {job}," in repair for repair in mended(answer))
@@ -221,7 +224,7 @@ def test_job_of_a_node_that_was_briefly_off_is_requeued(drift_cluster: Cluster) 
     while len(drift_cluster.json("jobs", job)["jobs"][0]["restarts"]) != 1:
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    assert drift_cluster.ssh(third, "pgrep -x sleep")
+    assert eventually(lambda: drift_cluster.ssh(third, "pgrep -x sleep", rc=None))
     drift_cluster("cancel", job)
 
 

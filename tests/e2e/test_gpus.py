@@ -173,7 +173,7 @@ def test_unhealthy_node_is_drained_with_a_reason_and_resumed(gpus: Cluster) -> N
     output = _wait(gpus, lambda output: "drain" in output)
     assert "clusterctl health: GPU 0: 97 C" in output
     (failure,) = gpus.json("up", "--yes", rc=1)["failures"]
-    assert condition(failure) == "gpu-unhealthy"
+    assert condition(failure) == "host-unfit/gpu-unhealthy"
     assert "GPU 0: 97 C" in failure["cause"]
     _becomes(gpus, _two_t4())
     assert _wait(gpus, lambda output: output.startswith("idle ")).startswith("idle none")

@@ -22,7 +22,7 @@ ENV = "/opt/clusterctl/env/bin"
 class Away:
     """How root takes a need from a node and gives it back, and what its check then says.
 
-    by_up: code of the error with which `up` ends; "" if `up` repairs the node.
+    by_up: condition of the error with which `up` ends; "" if `up` repairs the node.
     """
 
     take: str
@@ -50,7 +50,7 @@ NEEDS = {
         "mv /root/mpi/* /usr/lib/x86_64-linux-gnu; rmdir /root/mpi",
         "package-incomplete",
         "lacks /usr/lib/x86_64-linux-gnu/libmpi.so.40",
-        by_up="package-incomplete",
+        by_up="host-unfit/package-incomplete",
     ),
 }
 

@@ -28,7 +28,7 @@ OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0PTNqbyrBJ7lBB7gR9M7zZbS6s1xK
 EARLY = f'#!/bin/sh\nLD_PRELOAD=/opt/early.so FAKETIME=+{HOUR_S}s exec /usr/bin/python3.11 "$@"\n'
 # What keeps each of these machines out, as its finding says it.
 EXPECTED = {
-    "nosudo": "sudo/password",
+    "nosudo": "password",
     "full": "disk-full",
     "wrongkey": "login-refused",
     "otherhost": "host-key",

@@ -102,7 +102,7 @@ def test_shell_answers_in_json(cluster: Cluster) -> None:
     assert cluster.sacct(answer["job_id"], "ReqMem,Timelimit,JobName") == "200M|00:05:00|shell"
     failed = cluster.json("shell", "--", "false", rc=1)
     assert not failed["ok"]
-    assert condition(failed["failures"][0]) == "job-failed/command"
+    assert condition(failed["failures"][0]) == "tool-failed/command"
     assert condition(cluster.json("shell", rc=2)["failures"][0]) == "option-invalid/output"
 
 

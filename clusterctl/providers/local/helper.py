@@ -509,7 +509,7 @@ def cache(message: dict[str, Any]) -> dict[str, Any]:
 
 _OWN = (bake, bake_class, up, down, existing, look, clusters, storage, cache)
 VERBS = {v.__name__: v for v in (*_OWN, processes.kill_host, processes.signal_ranks)}
-_FIELDS = ("code", "what", "where", "why", "fix")
+_FIELDS = ("code", "about", "what", "where", "why", "fix")
 
 
 def main() -> int:
