@@ -118,11 +118,11 @@ OF_QOS = (
 )
 # The other names that sacctmgr's manual gives to limits.
 ALIASES = (
-    (re.compile(r"PU$"), "PerUser"),
-    (re.compile(r"PA$"), "PerAccount"),
-    (re.compile(r"Submit(?!Jobs)"), "SubmitJobs"),
-    (re.compile(r"WallDurationPerJob$"), "Wall"),
-    (re.compile(r"(?<=TRES)PerJob$|(?<=TRESMins)PerJob$"), ""),
+    (re.compile(r"PU$", re.IGNORECASE), "PerUser"),
+    (re.compile(r"PA$", re.IGNORECASE), "PerAccount"),
+    (re.compile(r"Submit(?!Jobs)", re.IGNORECASE), "SubmitJobs"),
+    (re.compile(r"WallDurationPerJob$", re.IGNORECASE), "Wall"),
+    (re.compile(r"(?<=TRES)(PerJob|PJ)$|(?<=TRESMins)(PerJob|PJ)$", re.IGNORECASE), ""),
 )
 # sacctmgr takes these for limits of each user of a QOS.
 PER_USER = {"MaxJobs", "MaxJobsAccrue", "MaxSubmitJobs"}
@@ -131,12 +131,16 @@ CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def wanted_limits(limits: dict[str, Any], known: tuple[str, ...]) -> dict[str, str]:
-    """Return limits by the names in ``known``; names that are not there are kept."""
+    """Return limits by the names in ``known``; names that are not there are kept. Like sacctmgr, this
+    ignores case.
+    """
+    names = {name.lower(): name for name in (*known, *PER_USER)}
     wanted = {}
     for given, value in limits.items():
         name = given
         for pattern, text in ALIASES:
             name = pattern.sub(text, name)
+        name = names.get(name.lower(), name)
         is_per_user = known is OF_QOS and name in PER_USER
         wanted[f"{name}PerUser" if is_per_user else name] = str(value)
     return wanted

@@ -1,4 +1,4 @@
-"""The error that would stop `up`."""
+"""What would stop `up`, asked without changing anything."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
 
 
 def preflight(cluster: ClusterContext) -> PhaseResult[None]:
-    """Ask a cloud provider about all problems that would stop `up`, before anything is billed.
+    """Ask the provider about all problems that would stop `up`, before anything is created.
 
     Raise ProvisionError if there are such problems, with a failure for each problem.
     """
@@ -172,10 +172,11 @@ def preflight(cluster: ClusterContext) -> PhaseResult[None]:
     if errors:
         consequence = "nothing was created; `clusterctl plan --preflight` checks again"
         message = "the provider can't create the cluster: {hosts}"
+        codes = {finding.kind for finding in errors}
         raise ProvisionError.of_hosts(
             message,
             findings_as_failures(errors, phase="preflight"),
-            code="cloud-refused",
+            code=codes.pop() if len(codes) == 1 else "host-unfit",
             about="preflight",
             then=consequence,
         )

@@ -749,8 +749,8 @@ def _idle_for_a_reason(nodes: Sequence[NodeInfo]) -> Iterator[Finding]:
 def _find_unreached(
     spec: ClusterSpec, inventory: Inventory, hosts: Collection[str], to: Connect
 ) -> tuple[Finding, ...]:
-    """Return a finding for each of these hosts that others, or for each whose file server, can't be
-    reached.
+    """Return a finding for each host that other hosts can't reach, and for each host that can't reach
+    the file server.
     """
     near = [host.name for host in inventory.hosts if host.name in hosts]
     targets = targets_of(spec, inventory, near)
@@ -760,16 +760,18 @@ def _find_unreached(
 def _reject_unreached(
     spec: ClusterSpec, inventory: Inventory, hosts: Collection[str], to: Connect
 ) -> None:
-    """Raise a VerifyError that names all hosts that can't connect, which Slurm would only miss."""
+    """Raise a VerifyError that names the hosts that can't connect. Slurm itself would only say that
+    nodes do not respond.
+    """
     findings = _find_unreached(spec, inventory, hosts, to)
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         raise VerifyError.of_hosts(
-            "hosts can't reach each other: {hosts}",
+            "connections that the cluster needs fail: {hosts}",
             findings_as_failures(errors, phase="verify"),
             code="host-unfit",
             about="network",
-            fix="correct the network, then run `clusterctl up` again",
+            then="then run `clusterctl up` again",
         )
 
 

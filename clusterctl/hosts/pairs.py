@@ -99,8 +99,8 @@ def _closed(
             yield Finding(name, "error", "nfs", "the NFS server can't be reached", problem, fix)
         return
     fix = (
-        f"open the firewalls between these hosts ({_FIREWALLS}), which `clusterctl doctor` shows; or "
-        "correct their routes"
+        "`clusterctl doctor` shows the firewall of each host; let these hosts through "
+        f"({_FIREWALLS}), or correct their routes"
     )
     cause = f"{', '.join(names)} can't reach {problem}"
     yield Finding(far, "error", "network", "other hosts can't reach this host", cause, fix)

@@ -122,9 +122,7 @@ class Rehearsal:
                 why="\n".join(f"{fault}: {cause}" for fault, cause in causes.items()),
                 fix="docs/restarts.md explains the lines that the program lacks",
                 failures=tuple(
-                    Failure(
-                        RehearsalError.code, f"{f}: {cause}", about=RehearsalError.about
-                    )
+                    Failure(RehearsalError.code, f"{f}: {cause}", about=RehearsalError.about)
                     for f, cause in causes.items()
                 ),
             )

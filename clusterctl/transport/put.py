@@ -381,14 +381,20 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
     problem = "the files can't be written on the cluster"
     way = next((way for number, way in _WAYS.items() if os.strerror(number) in exc.why), _OTHER_WAY)
     fix = f"{way} (`clusterctl ssh`), then run the command again"
+    reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     if exc.rc == HELD:
-        problem = "another process holds the lock on the cluster's file store"
-        fix = (
-            "end the process that holds the lock (`clusterctl ssh lslocks` lists it, or "
+        return TransferError(
+            "another process holds the lock on the cluster's file store",
+            code="in-use",
+            about="files",
+            where=host,
+            why=reason,
+            fix="end the process that holds the lock (`clusterctl ssh lslocks` lists it, or "
             "`lslocks` on another node), or remove the lock file while no `submit` runs; then "
-            "run the command again"
+            "run the command again",
+            host=host,
         )
-    elif exc.rc == ENDED_BY_SIGNAL or exc.rc > _SIGNALLED:
+    if exc.rc == ENDED_BY_SIGNAL or exc.rc > _SIGNALLED:
         return TransferError(
             "the program that writes the files on the cluster was killed",
             about="killed",
@@ -398,7 +404,6 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
             "so send fewer files, or ask the site's administrators",
             host=host,
         )
-    reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     return TransferError(
         problem, code="file-unwritable", about="remote", where=host, why=reason, fix=fix, host=host
     )

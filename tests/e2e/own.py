@@ -139,8 +139,8 @@ def as_before(lab: Lab, before: Mapping[str, list[str]]) -> None:
 
 
 # Everything that a cluster could change; the backups that useradd makes, and logs of packages, left
-# out. Packages stay, and apt counts those that the roles name as wanted (apt-mark showmanual). Of a unit that is not there systemd knows for a moment that somebody asked for it: host_changes
-# does.
+# out. Packages stay, and apt counts those that the roles name as wanted (apt-mark showmanual). Of a
+# unit that is not there systemd knows for a moment that somebody asked for it: host_changes does.
 _LOOK = r"""
 find /etc /usr/local /opt /srv /home /shared -xdev ! -name '*-' \
     -printf '%y %m %U:%G %p %l\n' | sort

@@ -216,7 +216,7 @@ def test_job_of_a_node_that_was_briefly_off_is_requeued(drift_cluster: Cluster) 
         f"#!/bin/bash\n#SBATCH --requeue --nodelist={third} --mem=100M\nsleep 600\n",
     )
     # The ages of the job and of the node are compared in whole seconds.
-    eventually(lambda: int(drift_cluster.ssh(third, "ps -o etimes= -C sleep") or 0) > 2)
+    eventually(lambda: int(drift_cluster.ssh(third, "ps -o etimes= -C sleep", rc=None) or 0) > 2)
     drift_cluster.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
     answer = drift_cluster.json("up")
     assert any(third in repair and f"job {job}," in repair for repair in mended(answer))

@@ -47,10 +47,9 @@ def condition(failure: object) -> str:
 
     failure: an error, a failure, or a failure of `-o json`.
     """
-    named = failure if isinstance(failure, Mapping) else None
-    code, about = (
-        (named.get(name, "") if named else getattr(failure, name, "")) for name in ("code", "about")
-    )
+    values = failure if isinstance(failure, Mapping) else None
+    code = values.get("code", "") if values else getattr(failure, "code", "")
+    about = values.get("about", "") if values else getattr(failure, "about", "")
     return about if code == "spec-invalid" and about else "/".join(filter(None, (code, about)))
 
 
@@ -118,10 +117,6 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "usually a shell returns 128 plus the number of the signal",
         "exit code",
     ),
-    "export-unfit": (
-        "--export-as torchvision: its ResNets begin with weights of",
-        "use --export-as torch",
-    ),
     "figure-form-unknown": ("is not the name of a figure",),
     "file-exists": (
         "already exists",
@@ -145,9 +140,6 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "iam-propagation": ("Google's IAM does not know the new service account",),
     "image-distribution": ("hosts with these images can't form a cluster",),
     "image-of-the-cluster": ("is missing or changed on this machine; the cluster's copy",),
-    "init-other-config": ("config.json of the weights has",),
-    "init-other-size": ("the weights were trained with --",),
-    "init-other-tokenizer": ("was trained with --tokenizer",),
     "job-folder-empty": ("the job's folder is empty or was deleted",),
     "job-hangs": ("hangs",),
     "job-not-ended": ("was still running when it was collected",),
@@ -183,9 +175,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "no-run-matches": ("no run matches the conditions",),
     "no-runs": ("no runs yet; `clusterctl collect` copies them here",),
     "no-such-folder": ("does not exist; create it first",),
-    "no-telemetry": ("does not contain telemetry/<host>.jsonl; pass the folder of",),
     "not-a-model-folder": ("pass the folder model/ of a training run",),
-    "not-json": ("is not JSON",),
     "not-replayable": ("can't be replayed",),
     "not-up": (
         "no cluster is up",
@@ -206,7 +196,6 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
         "export: pass either --model-folder or --checkpoint",
     ),
     "orphans-not-deleted": ("resources of the cluster could not be deleted",),
-    "package-signature": ("checking the signatures of packages failed",),
     "packages-for-another-python": ("the original job used packages for",),
     "packages-not-installed": ("are not installed",),
     "parameters-differ": ("ranks' parameters differ",),

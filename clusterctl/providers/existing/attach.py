@@ -272,7 +272,7 @@ def _name_taken(workspace: Workspace, reason: str, fix: str = "") -> UsageError:
     return UsageError(
         f"there is another cluster with the name {workspace.root.name!r}",
         code="exists",
-        about="cloud-name",
+        about="cluster",
         where=str(workspace.root),
         why=reason,
         fix=f"choose another name with --name{fix}",

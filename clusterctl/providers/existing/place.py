@@ -381,8 +381,7 @@ def _reject_unfit(folder: str) -> None:
 def _unfit(folder: str) -> UsageError:
     return UsageError(
         f"{folder!r} can't be the folder on the cluster",
-        code="files-unfit",
-        about="module",
+        about="remote-folder",
         fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, of "
         "letters, digits and ._+@-",
     )

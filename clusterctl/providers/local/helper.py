@@ -203,8 +203,9 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         lower = image.layers(state.image)
         notes = _prepare_this_machine(request, state)
         requested = request.image if request.packages == state.packages else state.image
-        settings = (request.subnet, requested, request.distribution)
-        notes += tuple(state.notes_on_kept_settings(*settings))
+        notes += tuple(
+            state.notes_on_kept_settings(request.subnet, requested, request.distribution)
+        )
         recreated, removed = _remove_nodes(request, state)
         if recreated:
             notes += (f"recreated: {', '.join(recreated)}",)
@@ -417,8 +418,17 @@ def storage(message: dict[str, Any]) -> dict[str, Any]:
             with suppress(OSError):
                 top.rmdir()
                 top.parent.rmdir()
-    folders = sorted(top.glob("[!.]*"))
-    return {"storages": [_stored(query.owner, folder).model_dump() for folder in folders]}
+    return {"storages": [each.model_dump() for each in _stored_folders(query.owner, top)]}
+
+
+def _stored_folders(owner: int, top: Path) -> Iterator[layout.StoredFolder]:
+    for folder in sorted(top.glob("[!.]*")):
+        try:
+            yield _stored(owner, folder)
+        except (ProvisionError, FileNotFoundError):
+            # Another command may have removed it just now.
+            if folder.exists():
+                raise
 
 
 def _users_of(owner: int, name: str) -> tuple[layout.ClusterState, ...]:

@@ -159,8 +159,8 @@ def cached(key: str) -> bool:
 
 @contextmanager
 def cache_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock of the image cache, for a moment: builds go on without it. First remove files
-    and machines that killed builds have left.
+    """Hold the lock of the image cache briefly. Builds do not hold it. First remove files and machines
+    that killed builds have left.
     """
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
@@ -187,7 +187,9 @@ def _machine_of(building: Path) -> str:
 
 
 def _is_being_built(building: Path) -> bool:
-    """Return whether the builder of a folder lives: it has locked the folder, or has just ended."""
+    """Return whether a builder still works in this folder, which it has locked. If the folder is gone,
+    its builder has just ended.
+    """
     try:
         fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -203,10 +205,10 @@ def _is_being_built(building: Path) -> bool:
 
 @contextmanager
 def _building(final: Path, base: str = "") -> Iterator[Path]:
-    """Yield a new folder, which enters the cache as ``final`` if the body succeeds. Otherwise it is
-    deleted, as it is if another builder was faster.
+    """Yield a new folder, which enters the cache as ``final`` if the body succeeds. Otherwise, or if
+    another builder has already made ``final``, the folder is deleted.
 
-    base: the part of the cache that it lies on, which `cache prune` keeps meanwhile.
+    base: key of the image or base image below, which `cache prune` keeps meanwhile.
     """
     with ExitStack() as stack:
         with cache_lock("up"):
@@ -542,7 +544,7 @@ def prune() -> tuple[layout.ImageInCache, ...]:
 
 
 def _bases(folders: str) -> set[str]:
-    """Return the keys of all that these folders of the cache lie on."""
+    """Return the keys of the images and base images below these folders of the cache."""
     return {json.loads(p.read_text())["base"] for p in layout.CACHE.glob(f"{folders}/{_NOTE}")}
 
 

@@ -178,12 +178,14 @@ class Login:
         stdout = self.root(host, (*_PYTHON, "-", request), _PROGRAM.encode())
         try:
             answer = json.loads(stdout)
-            refusal = (
-                None
-                if answer["ok"]
-                else AccessError.of(
-                    host, *(str(answer[k]) for k in ("code", "cause", "fix")), about=answer["about"]
-                )
+            if answer["ok"]:
+                return
+            refusal = AccessError.of(
+                host,
+                str(answer["code"]),
+                str(answer["cause"]),
+                str(answer["fix"]),
+                about=str(answer["about"]),
             )
         except (ValueError, KeyError, TypeError) as exc:
             raise ProvisionError(
@@ -193,8 +195,7 @@ class Login:
                 why=stdout[:500],
                 host=host,
             ) from exc
-        if refusal is not None:
-            raise refusal
+        raise refusal
 
     def check_keys(self, hosts: Sequence[str]) -> None:
         """Raise a UsageError if a key file in the spec is missing. With ssh-agent, FILE.pub is

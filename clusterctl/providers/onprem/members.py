@@ -39,7 +39,6 @@ from clusterctl.transport.sudo import NO_ROOT, SudoError
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import NO_LIMIT, Deadline
 
-_NO_ADDRESS: Final = "network"
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
 UNFIT: Final = frozenset(
     {
@@ -52,7 +51,7 @@ UNFIT: Final = frozenset(
 # them. What it can't repair, it reports.
 _REPAIRED: Final = frozenset(
     {
-        *("health-silent", "network", "shared-folder-away", "nfs-server-failed"),
+        *("health-silent", "shared-folder-away", "nfs-server-failed"),
         *("unit-failed", "database-failed", "slurmd-unfit", "slurmd-restarts", "gpu-devices"),
         *("slurmctld-restarts", "slurmdbd-restarts", "job-python", "account-differs"),
         "home-missing",
@@ -218,13 +217,16 @@ def address_failures(
         reason = f"{leader.address} is not an address of {leader.name} ({interfaces[leader.name]})"
         cause = f"clusterctl can't tell which network the cluster uses: {reason}"
         fix = "write provider.network, the IPv4 network that all hosts share, such as 10.0.0.0/24"
-        return [Failure(_NO_ADDRESS, cause, leader.name, "plan", fix)]
+        return [Failure("host-unfit", cause, leader.name, "plan", fix, about="address")]
     missing = [
         host.name for host in hosts if not address_in(network, facts[host.name], host.address)
     ]
     cause = f"no address of the host is on the cluster's network {network}; the host has "
     fix = "write provider.network: the IPv4 network that all hosts share"
-    return [Failure(_NO_ADDRESS, cause + interfaces[name], name, "plan", fix) for name in missing]
+    return [
+        Failure("host-unfit", cause + interfaces[name], name, "plan", fix, about="address")
+        for name in missing
+    ]
 
 
 def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:

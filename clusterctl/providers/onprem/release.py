@@ -14,7 +14,6 @@ from clusterctl.errors import (
     ConfigureError,
     Notice,
     ProvisionError,
-    UnreachableError,
 )
 from clusterctl.hosts.roles import own_paths
 from clusterctl.providers.base import (
@@ -374,6 +373,6 @@ def _reason(exc: ClusterctlError) -> str:
     """Return why a machine could not be released, and which parts of clusterctl the machine still
     has.
     """
-    if any(failure.code == UnreachableError.code and not failure.about for failure in exc.failures):
+    if is_silent(exc):
         return f"it does not answer; {_TRACES}"
     return f"{'; '.join(dict.fromkeys(failure.cause for failure in exc.failures))}; {_TRACES}"

@@ -402,7 +402,7 @@ def test_lock_that_a_job_holds_is_named(home, data):
     lock = home / STORE / "lock"
     with lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with rejected("file-unwritable/remote", TransferError) as caught:
+        with rejected("in-use/files", TransferError) as caught:
             make(data, "jobs/two", transport=Hasty())
         assert repr(str(lock)) in caught.value.why
         lock.unlink()  # as the fix says
