@@ -92,13 +92,6 @@ NICE = {"end to end": 0, "unit": 10, "lint": 19}
 SPREAD = ("-v", f"-n{CORES}", "--dist=loadscope", "--no-loadscope-reorder", "--durations=10")
 # Each worker begins with consecutive tests, because the tests of a module share fixtures.
 SPREAD_UNITS = (f"-n{2 * CORES}", "--dist=worksteal", "--durations=10")
-# Cases that no level ran before the sweep was taken away, and that have not passed since. Run each by
-# hand, and take its entry away.
-UNPROVEN = (
-    *(f"--ignore={E2E}/test_{name}.py" for name in ("manual", "onprem_kinds")),
-    *(f"--ignore={E2E}/test_{name}.py" for name in ("onprem_localhost", "onprem_selinux")),
-    f"--deselect={E2E}/test_drift.py::test_job_of_a_node_that_was_briefly_off_is_requeued",
-)
 # Time limit of a part. Each test also has its own limit.
 LIMIT_S = 3 * 3600
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -238,7 +231,7 @@ def together(units: Sequence[str], stories: str, *, lint: bool = False) -> Outco
         behind = [background("lint", [str(ROOT / "scripts" / "lint")], None)] if lint else []
         argv = pytest_argv(reports[0], *units, *SPREAD_UNITS, "-m", "not e2e")
         behind.append(background("unit", argv, reports[0]))
-        argv = pytest_argv(reports[1], E2E, *UNPROVEN, *SPREAD, "-m", stories)
+        argv = pytest_argv(reports[1], E2E, *SPREAD, "-m", stories)
         with beside("end to end", argv, reports[1]) as outcome:
             yield outcome()
         for outcome in behind:
