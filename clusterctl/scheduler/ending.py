@@ -159,7 +159,8 @@ class Ending:
         """
         # A job that never began has no nodes; one that ran has them, also if it took less than a second.
         has_run = self.state not in GOING_ON and (self.elapsed_s or self.nodes)
-        after = f" after {formatting.duration(self.elapsed_s or 0)}" if has_run else ""
+        is_known = has_run and self.elapsed_s is not None
+        after = f" after {formatting.duration(self.elapsed_s)}" if is_known else ""
         on = f" on {self.nodes_in_words}" if self.nodes else ""
         is_of_one = sum(self.states.values()) <= 1
         code = f"exit {self.exit}" if self.exit not in {"", "0"} and is_of_one else ""

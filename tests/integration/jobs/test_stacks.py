@@ -53,5 +53,5 @@ def test_job_without_the_program_is_an_error(session: Session, tmp_path: Path) -
     folder = Path(folder_of(session, job_id))
     eventually((folder / "ready").exists)
     (folder / "job.sbatch").write_text("")
-    with refused("not-running/ranks", SchedulerError):
+    with refused("tool-failed/stacks", SchedulerError):
         stacks_of(session, job_id)

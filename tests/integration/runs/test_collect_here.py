@@ -197,7 +197,7 @@ def test_runs_count_a_folder_without_its_record(session, run):
     (run.directory / "run.json").unlink()
     assert find_runs([run.directory.parent]) == ([], [run.directory])
     with refused(
-        "not-found/run-original",
+        "record-damaged/run",
         CollectError,
         str(run.directory / "run.json"),
         "clusterctl collect",

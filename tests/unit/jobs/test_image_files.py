@@ -40,7 +40,7 @@ def test_root_file_system_is_told_from_an_image(
 
 
 def test_other_archive_is_refused(tmp_path: Path) -> None:
-    with refused("option-invalid/image", UsageError):
+    with refused("file-invalid/image", UsageError):
         images.archive_notice(archive(tmp_path / "x.tar.gz", "project/train.py"))
 
 

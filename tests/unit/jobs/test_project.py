@@ -125,7 +125,7 @@ def test_folder_option_selects_the_project(top, monkeypatch):
 @pytest.mark.parametrize("folder", ["nowhere", "x" * 300, "b", "a/t.py", "/"])
 def test_folder_option_without_the_script_is_refused(top, monkeypatch, folder):
     write(top, {"a/t.py": "", "b/x": ""})
-    with refused("files-unfit/module", UsageError):
+    with refused("files-unfit/folder", UsageError):
         job_from(top, "a/t.py", monkeypatch, folder=Path(folder))
 
 

@@ -21,9 +21,12 @@ def codes(tree: ast.AST) -> Iterator[str]:
             case ast.Call(func=ast.Name(id=name)) if name in OTHERS:
                 continue
             case ast.Call(keywords=keywords) | ast.ClassDef(keywords=keywords):
-                for keyword in keywords:
-                    if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
-                        yield str(keyword.value.value)
+                given = [keyword.value for keyword in keywords if keyword.arg == "code"]
+                for value in given:
+                    is_choice = isinstance(value, ast.IfExp)
+                    for each in [value.body, value.orelse] if is_choice else [value]:
+                        if isinstance(each, ast.Constant):
+                            yield str(each.value)
 
 
 def test_table_of_codes_has_each_kind_of_failure() -> None:
@@ -44,4 +47,5 @@ def test_table_of_codes_has_each_kind_of_failure() -> None:
 
 def test_code_that_is_raised_is_found() -> None:
     source = "raise UsageError('x', code='new-kind')\nclass A(B, code='of-class'): ...\nFailure('plain', 'x')"
-    assert {*codes(ast.parse(source))} == {"new-kind", "of-class", "plain"}
+    source += "\nraise UsageError('x', code='one' if x else 'other')"
+    assert {*codes(ast.parse(source))} == {"new-kind", "of-class", "plain", "one", "other"}

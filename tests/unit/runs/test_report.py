@@ -298,7 +298,7 @@ def test_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, Any
     run = made_run(tmp_path)
     record = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps({**record, **fields}))
-    with refused("not-found/run-original", CollectError):
+    with refused("record-damaged/run", CollectError):
         RunRecord.load(run.directory)
 
 

@@ -12,7 +12,7 @@ from tests.unit.runs.made import made_run
 def test_read_names_the_key_that_is_wrong(tmp_path: Path) -> None:
     file = made_run(tmp_path).directory / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "final": "perhaps"}))
-    with refused("not-found/run-original", CollectError, where=str(file)) as caught:
+    with refused("record-damaged/run", CollectError, where=str(file)) as caught:
         RunRecord.load(file.parent)
     assert caught.value.why.partition(": ")[0] == "final"
 
