@@ -80,13 +80,8 @@ def certain_hints(lines: Iterable[str], evidence: Evidence) -> Iterator[Hint]:
 
 
 # --- Files of the user ---------------------------------------------------------------------------
-# Words of a message about something that is missing.
-_LACKS: Final = (
-    r"(?i)\bno\b|\bnot (?:found|exist)|n't\b|\b(?:cannot|can ?not|unable|missing|empty)\b"
-    r"|non-existent|\b(?:found )?0 \w"
-)
-# The missing file is not the user's.
-_OTHER_LACKS: Final = r"No module named|command not found$|: not found$"
+# How the C library, dash, Node.js and Java say that a path does not exist (ENOENT).
+_NO_FILE: Final = r"(?i)\bno such file\b|\bENOENT\b|\bNoSuchFileException\b"
 _OF_SHELL: Final = r"^\S+: (?:line )?\d+: "
 # A quoted name, or a path.
 _WORD: Final = (
@@ -95,14 +90,15 @@ _WORD: Final = (
 
 
 def _file(line: str, evidence: Evidence) -> Iterator[Hint]:
-    """Hint at a file of this machine that was not sent, and that the line names as missing."""
-    if not compiled(_LACKS).search(line) or re.search(_OTHER_LACKS, line):
+    """Hint at a file of this machine that was not sent, and that the line names as missing. Other
+    words, such as ``data is empty``, do not say that a path is missing.
+    """
+    if not compiled(_NO_FILE).search(line):
         return
     # A shell names the script first.
     said = compiled(_OF_SHELL).sub("", line)
     for quoted, word in compiled(_WORD).findall(said)[:_MOST_WORDS]:
-        # Of a pattern such as data/*.txt, its folder.
-        name = re.split(r"[^/]*[*?\[]", quoted or word.rstrip(".!"), maxsplit=1)[0].rstrip("/")
+        name = (quoted or word.rstrip(".!")).rstrip("/")
         if not name.strip("./") or not (quoted or re.search(r"[/.]", name)):
             continue
         hint = _of_file(name, line, evidence.left_here(name, is_module=False), evidence)
@@ -131,10 +127,6 @@ def _of_file(name: str, line: str, here: LocalMatch, evidence: Evidence) -> Hint
     if here.home:
         fix = f"submit with --include {here.home}{_excluded(evidence)}"
         return _certain("file-stayed-at-home", f"{name}: {unsent}", fix, line)
-    if here.partly:
-        fix = f"submit with --include {here.partly}{_excluded(evidence)}"
-        says = f"some of the files in {name} on your machine were not sent with the job"
-        return _certain("file-stayed-at-home", says, fix, line)
     if here.above:
         return _certain(
             "file-stayed-at-home",

@@ -46,7 +46,6 @@ class LocalMatch:
 
     home: the pattern for --include that selects only the file or folder.
     above: the folder that --folder must name.
-    partly: the folder that was sent without some of its files.
     venv: the virtual environment that contains the file.
     inside: the file's path below the program's folder, if it was sent and the program searches the
         job's folder.
@@ -57,7 +56,6 @@ class LocalMatch:
 
     home: str = ""
     above: str = ""
-    partly: str = ""
     venv: str = ""
     inside: str = ""
     elsewhere: str = ""

@@ -21,7 +21,6 @@ from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern
 
 _MOST_FOLDERS = 5_000
-_MOST_FILES = 5_000  # of a folder
 _MOST_SCRIPT = 1 << 20  # bytes
 
 
@@ -118,9 +117,9 @@ class LocalFiles:
             )
         if is_module:
             return self._module(name)
-        if not is_outside and (partly := self._partly_unsent(path)):
-            return LocalMatch(partly=partly)
-        with_name = (folder for folder in self._above() if os.path.lexists(folder / name))
+        # A name alone may also be that of another folder.
+        places = self._above() if "/" in name else ()
+        with_name = (folder for folder in places if os.path.lexists(folder / name))
         above = self._above_of(path) if is_outside else next(with_name, None)
         if above is not None:
             return LocalMatch(above=shlex.quote(str(above)))
@@ -160,27 +159,6 @@ class LocalFiles:
                 # folders.
                 return shlex.quote(literal_pattern(candidate))
         return ""
-
-    def _partly_unsent(self, path: str) -> str:
-        """Return a folder that was sent without some of its files, or ""."""
-        for candidate in dict.fromkeys((path, os.path.relpath(path, self.start))):
-            is_sent = any(other.startswith(f"{candidate}/") for other in self.sent)
-            if is_sent and any(file not in self.sent for file in self._files_below(candidate)):
-                return shlex.quote(literal_pattern(candidate))
-        return ""
-
-    def _files_below(self, name: str) -> Iterator[str]:
-        """Yield the first files of a folder of this machine, without hidden files and Python's
-        caches.
-        """
-        for count, (folder, names, files) in enumerate(os.walk(self.folder / name)):
-            if count > _MOST_FOLDERS:
-                return
-            names[:] = [each for each in names if not each.startswith((".", "__pycache__"))]
-            below = os.path.relpath(folder, self.folder)
-            yield from (
-                f"{below}/{file}" for file in files[:_MOST_FILES] if not file.startswith(".")
-            )
 
     def _module(self, path: str) -> LocalMatch:
         """Search for a module. path: its name, with slashes in place of dots."""

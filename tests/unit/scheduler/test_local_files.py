@@ -232,6 +232,9 @@ def test_file_of_the_user_is_named(tmp_path, case):
     assert ("--include" in advice(found)) is ("--include" in words or code == "missing-file")
 
 
+UNSENT = "data/waves/a.txt"
+
+
 def program_error(message: str) -> str:
     return TRACEBACK.replace("main()", "load()") + f"{message}\n"
 
@@ -239,42 +242,44 @@ def program_error(message: str) -> str:
 @pytest.mark.parametrize(
     ("log", "home"),
     [
-        (program_error("FileNotFoundError: no samples in data/waves"), "data/waves"),
-        (program_error("FileNotFoundError: no samples in data/waves/*.txt."), "data/waves"),
-        (program_error(f"ValueError: 0 files match '{REMOTE}/data/waves/**'"), "data/waves"),
-        (
-            program_error("RuntimeError: Couldn't find any class folder in data/waves."),
-            "data/waves",
-        ),
-        (
-            program_error(
-                "datasets.exceptions.DataFilesNotFoundError: No data files found in 'data'"
-            ),
-            "data",
-        ),
-        ("reading the samples\nerror: data/waves/a.txt is missing\n", "data/waves/a.txt"),
-        ("fit: can't open data/waves/a.txt\n", "data/waves/a.txt"),
-        # Near misses: a path that is not missing, that was sent, or that this machine does not have
-        # either.
-        (program_error("ValueError: data/waves has 3 channels, expected 2"), ""),
-        (program_error("FileNotFoundError: no samples in data/other"), ""),
-        (program_error("FileNotFoundError: no samples in sent/waves"), ""),
-        (program_error("FileNotFoundError: no samples in mixed/waves"), "mixed/waves"),
+        (program_error("FileNotFoundError: [Errno 2] No such file or directory: 'data/waves/a.txt'"), UNSENT),
+        (program_error("FileNotFoundError: [Errno 2] No such file or directory: 'data'"), "data"),
+        ("cat: data/waves/a.txt: No such file or directory\n", UNSENT),
+        ("head: cannot open 'data/waves/a.txt' for reading: No such file or directory\n", UNSENT),
+        ("sh: 0: cannot open data/waves/a.txt: No such file\n", UNSENT),
+        ("cannot open file 'data/waves/a.txt': No such file or directory\nExecution halted\n", UNSENT),
+        ("Error: ENOENT: no such file or directory, open 'data/waves/a.txt'\n", UNSENT),
+        ("panic: open data/waves/a.txt: no such file or directory\n", UNSENT),
+        ("java.nio.file.NoSuchFileException: data/waves/a.txt\n", UNSENT),
+        ('ERROR: SystemError: opening file "data/waves/a.txt": No such file or directory\n', UNSENT),
+        # Near misses: it was sent, this machine does not have it either, or the message has no path
+        # that does not exist.
+        ("cat: sent/waves: No such file or directory\n", ""),
+        ("cat: data/other: No such file or directory\n", ""),
+        (program_error("AttributeError: 'NoneType' object has no attribute 'data'"), ""),
+        (program_error('UndefinedTable: relation "data" does not exist'), ""),
+        (program_error("ImportError: cannot import name 'f' from 'data'"), ""),
+        (program_error("ValueError: split 'data' is empty after filtering"), ""),
+        (program_error("KeyError: \"no column 'data' in data/waves/a.txt\""), ""),
+        (program_error("FileNotFoundError: no samples in data/waves/*.txt."), ""),
         ("warning: data/waves is empty, falling back to zeros\nepoch 1\nbad loss\n", ""),
-        ("wrote data/waves/a.txt\nno convergence\n", ""),
         ("data/waves/a.txt: line 3: nosuch: command not found\n", ""),
         ("data/waves/a.txt: line 3: other: No such file or directory\n", ""),
-        (program_error("ValueError: no key in a/b"), ""),
     ],
-)
-def test_error_message_of_the_program_about_unsent_data_names_the_data(
-    tmp_path, log: str, home: str
-) -> None:
-    write(tmp_path, "train.py", "data/waves/a.txt", "sent/waves/readme", "sent/waves/.hidden")
-    write(tmp_path, "mixed/waves/readme", "mixed/waves/a.npy")
-    found = diagnosed(tmp_path, "", log, ("sent/waves/readme", "mixed/waves/readme"))
+)  # fmt: skip
+def test_error_about_a_path_that_was_not_sent_names_the_path(tmp_path, log: str, home: str) -> None:
+    write(tmp_path, "train.py", UNSENT, "sent/waves/readme")
+    found = diagnosed(tmp_path, "", log, ("sent/waves/readme",))
     assert ("file-stayed-at-home" in names(found)) == bool(home), found
     assert (f"--include /{home}" in advice(found)) == bool(home), found
+
+
+@pytest.mark.parametrize("name", ["runs", "utils/a.py"])
+def test_name_alone_is_not_searched_in_folders_above(tmp_path, name):
+    """Another folder there may have it by chance."""
+    write(tmp_path, ".git/HEAD", "a/train.py", "runs/x", "utils/a.py")
+    found = diagnosed(tmp_path, "a", no_file(name), ())
+    assert ("file-stayed-at-home" in names(found)) == ("/" in name)
 
 
 @pytest.mark.parametrize(

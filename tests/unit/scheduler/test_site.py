@@ -105,8 +105,6 @@ def test_dependencies_are_refused_without_slurm() -> None:
 def test_foreign_site_plans_no_change_of_the_inventory() -> None:
     assert FOREIGN.planned(SPEC) is FOREIGN.inventory
     assert [part.name for part in OWN.planned(SPEC).partitions] == ["big"]
-    without_pmix = site_of(inventory_with(TRAIN, pmix=False))
-    assert not without_pmix.planned(SPEC).pmix
 
 
 def test_site_has_the_client_of_its_scheduler() -> None:
