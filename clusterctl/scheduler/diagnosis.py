@@ -14,7 +14,7 @@ from typing import Any, Final
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, plain, reason_in_words
 from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
-from clusterctl.scheduler.ending import OF_JOB, SHOW_LOG
+from clusterctl.scheduler.ending import SHOW_LOG
 from clusterctl.scheduler.excerpt import OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import FailedRank
@@ -132,21 +132,17 @@ class Diagnosis:
 
     @property
     def _last_words(self) -> str:
-        """The last line, and the last exception, unless many lines come after it."""
-        facts, excerpt = self.facts, self.excerpt
-        exception = ""
-        if excerpt.exception and not excerpt.between:
-            part = f" in {excerpt.part}" if excerpt.part else ""
-            part += f" of {OF_OTHERS}" if excerpt.source == OF_OTHERS else ""
-            place = f" at {excerpt.place}" if excerpt.place else ""
-            exception = f"{part}{place}: {short(excerpt.exception)}"
-            if self._is_by_exception:
-                return exception
-            exception = f"; last exception{exception}"
-        # Other ranks may have written it.
-        is_of_others = facts.failed.rank is not None and excerpt.source in {OF_JOB, OF_OTHERS}
-        last = "" if is_of_others else excerpt.last_line
-        return f"; last line: {short(last)}{exception}" if last else exception
+        """The last exception, unless many lines come after it. The last line alone often does not say
+        why: `Execution halted`, or what a trap of the script prints.
+        """
+        excerpt = self.excerpt
+        if not excerpt.exception or excerpt.between:
+            return ""
+        part = f" in {excerpt.part}" if excerpt.part else ""
+        part += f" of {OF_OTHERS}" if excerpt.source == OF_OTHERS else ""
+        place = f" at {excerpt.place}" if excerpt.place else ""
+        exception = f"{part}{place}: {short(excerpt.exception)}"
+        return exception if self._is_by_exception else f"; last exception{exception}"
 
     @property
     def _fix_of_end(self) -> str:

@@ -40,7 +40,7 @@ def test_manual_names_the_page_nearest_to_one_it_lacks(
     cli: Clusterctl, name: str, near: str
 ) -> None:
     shown = cli("manual", name, "-o", "json", rc=2)
-    assert codes(shown) == ["not-found/name"]
+    assert codes(shown) == ["not-found/page"]
     assert near in shown.json["failures"][0]["fix"]
 
 

@@ -371,7 +371,7 @@ def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
     for options, code in (
         ({"slurm": ["--export=ALL"]}, "option-invalid/salloc"),
         ({"slurm": ["--mem-per-cpu=1G"], "mem": "1G"}, "options-exclusive"),
-        ({"folder": str(tmp_path / "missing")}, "files-unfit/module"),
+        ({"folder": str(tmp_path / "missing")}, "files-unfit/folder"),
         ({"include": ["*.bin"]}, "option-invalid/option-missing"),
         ({"exclude": ["*.bin"]}, "option-invalid/option-missing"),
     ):
