@@ -14,7 +14,7 @@ from typing import Any, Final
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, plain, reason_in_words
 from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
-from clusterctl.scheduler.ending import SHOW_LOG
+from clusterctl.scheduler.ending import show_log
 from clusterctl.scheduler.excerpt import OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import FailedRank
@@ -154,7 +154,7 @@ class Diagnosis:
         if self.was_read and not self.excerpt.lines:
             return _NO_LOG
         unknown = "a hint above may help" if self.hints else "not known"
-        return f"{unknown}; the whole log: {SHOW_LOG}"
+        return f"{unknown}; the whole log: {show_log(self.facts.job.id)}"
 
     @property
     def remarks(self) -> list[str]:
@@ -200,7 +200,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     hints: tuple[Hint, ...] = ()
     if known is None or known.code in _WITH_HINTS:
         end = hint_of_end(facts) if known is None else ()
-        hints = _one_of_each(*_hints(excerpt, evidence), *end)
+        found = _one_of_each(*_hints(excerpt, evidence), *end)
+        hints = tuple(_of_job(hint, facts.job.id) for hint in found)
     return Diagnosis(
         facts=facts, known=known, excerpt=excerpt, hints=hints, was_read=evidence.was_read
     )
@@ -219,6 +220,11 @@ def _hints(excerpt: Excerpt, evidence: Evidence) -> Iterator[Hint]:
     for line in lines:
         if line not in told:
             yield from hints_of_line(line, evidence)
+
+
+def _of_job(hint: Hint, job_id: str) -> Hint:
+    """Return a hint with the number of the job in its commands."""
+    return replace(hint, fix=hint.fix.replace("clusterctl logs ID", f"clusterctl logs {job_id}"))
 
 
 def _one_of_each(*hints: Hint) -> tuple[Hint, ...]:

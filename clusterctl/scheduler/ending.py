@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
     from clusterctl.state.run_record import TaskRecord
 
-# The end of a fix that names the log.
-SHOW_LOG: Final = "`clusterctl logs ID`"
 # Whose lines an excerpt has.
 OF_JOB: Final = "the job"
 _MOST_NAMED: Final = 16
@@ -46,6 +44,13 @@ _VERBS: Final = {
 }
 # Reasons of Slurm that the exit code tells, too.
 _SAYS_NOTHING: Final = frozenset({"NonZeroExitCode", "JobLaunchFailure"})
+# Slurm keeps this reason of a job that has waited for its next attempt.
+_REQUEUED: Final = "BeginTime"
+
+
+def show_log(job_id: str) -> str:
+    """Return the command that shows a job's log."""
+    return f"`clusterctl logs {job_id}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +175,10 @@ class Ending:
 
     @property
     def told_reason(self) -> str:
-        """Slurm's reason, unless the exit code tells it."""
-        return "" if self.reason in _SAYS_NOTHING else reason_in_words(self.reason)
+        """Slurm's reason, unless the exit code tells it, or it is why an ended job had waited."""
+        has_waited = self.reason == _REQUEUED and self.state not in GOING_ON
+        says_nothing = has_waited or self.reason in _SAYS_NOTHING
+        return "" if says_nothing else reason_in_words(self.reason)
 
     @property
     def line(self) -> str:
@@ -216,9 +223,10 @@ class Ending:
     def fix(self) -> str:
         """The fix, with the command that shows the job's log: once, if the fix is to read it."""
         fix = self._told("fix")
-        command = f"`clusterctl logs {self.logs or self._told('job_id')}`"
-        if fix.endswith(SHOW_LOG):
-            return f"{fix.removesuffix(SHOW_LOG)}{command}"
+        own = show_log(self._told("job_id"))
+        command = show_log(self.logs) if self.logs else own
+        if fix.endswith(own):
+            return f"{fix.removesuffix(own)}{command}"
         return f"{fix}; the whole log: {command}" if self._texts("lines") else fix
 
     @property

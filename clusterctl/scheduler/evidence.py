@@ -212,14 +212,21 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
     return {**logs[0], "unread": first_failure.what if first_failure else "", **merged}
 
 
+def canceller_of(steps: Sequence[StepInfo]) -> str:
+    """Return the uid of the user that cancelled a job, or "". The first step is the job itself.
+
+    clusterctl cancels steps of jobs that go on, such as that of telemetry.
+    """
+    return steps[0].cancelled_by if steps else ""
+
+
 def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:
     """Return the job's steps, and the name of the user that cancelled the job ("" if unknown)."""
     scheduler = session.scheduler
     with suppress(SchedulerError, TransportError):
         for _ in scheduler.clock.polls(_ACCOUNTING_LAG_S, first_s=0.3, longest_s=1.0):
             steps = scheduler.steps(job.id)
-            uid = next((step.cancelled_by for step in steps if step.cancelled_by), "")
-            if uid:
+            if uid := canceller_of(steps):
                 name = session.transport.run(["id", "-un", uid], check=False).stdout.strip()
                 return steps, name or f"uid {uid}"
             if not steps or job.state is not JobState.CANCELLED:

@@ -251,7 +251,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     ),
     "unknown-run-key": ("no run has a value for",),
     "weights-other-model": ("the weights do not fit this model",),
-    "where-beyond-limit": ("the partition's time limit is ",),
+    "where-beyond-limit": ("longer than the partition's time limit",),
     "where-endless-jobs": ("the job waits for jobs without a time limit, so Slurm can't",),
     "where-held": ("the job is held (--hold): it starts after `scontrol release",),
     "where-no-room-but-now": ("nodes are known to have room, yet Slurm expects a start",),

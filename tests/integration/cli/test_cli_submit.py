@@ -154,10 +154,10 @@ def test_predict_local_needs_no_cluster(cli: Clusterctl, run: Path) -> None:
 
 def test_local_commands_refuse_unusable_runs_with_one_error(cli: Clusterctl, run: Path) -> None:
     for argv, code, named in (
-        (("sample", "--run", run), "model-unfit-for-command", "which takes images"),
+        (("sample", "--run", run), "option-invalid/model-unfit-for-command", "which takes images"),
         (
             ("predict", "--run", run, "--", "nowhere.csv"),
-            "file-unreadable",
+            "option-invalid/file-unreadable",
             "nowhere.csv cannot be",
         ),
         (("predict", "--run", "demo-2-trian", "--", "x"), "not-found/run", "mean demo-2-train?"),

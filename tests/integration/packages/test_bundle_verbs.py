@@ -34,8 +34,8 @@ def cli(tmp_path: Path) -> Clusterctl:
         ("option-invalid/repository-list", ("--os", "rocky-9", "--from", "rocky-9=none")),
         ("option-invalid/repositories", ("--os", "rocky-9", "--os", "rhel-9.6")),
         ("file-unreadable", ("--os", "debian-12", "-f", "asking.yaml")),
-        ("slurm-source", ("--os", "debian-12", "-f", "mirror.yaml")),
-        ("cuda-toolkit", ("--os", "rocky-10", "-f", "toolkit.yaml")),
+        ("option-invalid/slurm-source", ("--os", "debian-12", "-f", "mirror.yaml")),
+        ("option-invalid/cuda-toolkit", ("--os", "rocky-10", "-f", "toolkit.yaml")),
         ("option-invalid/argument-missing", ()),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.evidence import canceller_of
 from clusterctl.state.attempts import AttemptRecord
 
 JOB = JobInfo(
@@ -53,6 +54,26 @@ def test_several_tasks_take_the_time_from_start_to_end() -> None:
     assert (ending.elapsed_s, ending.attempts) == (960, ())
 
 
+def test_reason_of_waiting_is_not_that_of_the_end() -> None:
+    """Slurm keeps it of a job that was requeued."""
+    requeued = replace(JOB, reason="BeginTime")
+    assert "(exit 3)" in Ending.of([requeued]).outcome
+    assert "BeginTime" in Ending.of([replace(requeued, state=JobState.PENDING)]).outcome
+
+
+def test_job_of_less_than_a_second_has_a_duration() -> None:
+    short = replace(JOB, end_time=100, suspended_s=0)
+    assert "after 0s" in Ending.of([short]).outcome
+    assert "after" not in Ending.of([replace(short, nodes=())]).outcome
+
+
+def test_user_that_cancelled_a_step_has_not_cancelled_the_job() -> None:
+    job, telemetry = StepInfo("9"), StepInfo("9.0", cancelled_by="10000")
+    assert canceller_of([job, telemetry]) == ""
+    assert canceller_of([replace(job, cancelled_by="1001"), telemetry]) == "1001"
+    assert canceller_of([]) == ""
+
+
 def test_state_of_a_snapshot_is_told_with_its_time() -> None:
     for states in ({"RUNNING": 1}, {"FAILED": 1, "RUNNING": 1}):
         ending = Ending(job_id="7", state="RUNNING", states=states, when="when it was collected")
@@ -71,8 +92,10 @@ def test_command_of_the_log_names_the_job_once() -> None:
     diagnosis = {
         "job_id": "7",
         "cause": "x",
-        "fix": "not known; the whole log: `clusterctl logs ID`",
+        "fix": "not known; the whole log: `clusterctl logs 7`",
     }
     ending = Ending(job_id="7", state="FAILED", diagnosis={**diagnosis, "lines": ["x"]})
     assert ending.fix.count("clusterctl logs 7") == 1
+    of_other = replace(ending, logs="demo/7")
+    assert of_other.fix == "not known; the whole log: `clusterctl logs demo/7`"
     assert Ending(job_id="7", diagnosis={"fix": "rename x"}).fix == "rename x"
