@@ -395,13 +395,13 @@ def test_new_login_is_accepted_for_the_same_account(commands: Commands, ready: P
     workspace = first.workspace
     cluster_id = first.workspace.cluster_id()
     write_login_files("ada@old.invalid", workspace)
-    with refused("exists/cloud-name", UsageError, "--name campus"):
+    with refused("exists/cluster", UsageError, "--name campus"):
         attached()
     site = workspace.root / "site.json"
     record = json.loads(site.read_text())
     for field in ("cluster_name", "account", "home"):
         site.write_text(json.dumps(record | {field: "other"}))
-        with refused("exists/cloud-name", UsageError, "other"):
+        with refused("exists/cluster", UsageError, "other"):
             attached(name="campus")
     assert login_of(workspace.ssh_config) == "ada@old.invalid"
     site.write_text(json.dumps(record))

@@ -246,7 +246,7 @@ def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(
 ) -> None:
     """No wheels are downloaded before."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with refused("files-unfit/module", UsageError):
+    with refused("option-invalid/remote-folder", UsageError):
         place(LocalTransport(), SITE, folder, "a1b2c3")
     assert list(home.iterdir()) == []
 
@@ -261,7 +261,7 @@ def test_place_expands_a_variable_of_the_cluster(
     with refused("file-unwritable/remote-folder", TransferError, "SCRATCH"):
         call("$SCRATCH/ours")
     monkeypatch.setenv("SCRATCH", str(tmp_path / "dom\\ada's"))
-    with refused("files-unfit/module", UsageError, "dom"):
+    with refused("option-invalid/remote-folder", UsageError, "dom"):
         call("$SCRATCH/ours")
     assert not (tmp_path / "dom\\ada's").exists()
 

@@ -365,7 +365,7 @@ def test_replay_sends_the_image_if_unchanged(
     assert shows(replay.notes[0], "image-of-the-cluster")
     reject_missing(session, replay.job)
     shutil.rmtree(Path(str(replay.job.container)).parent)
-    with refused("not-found/node", UsageError):
+    with refused("not-found/file-on-cluster", UsageError):
         reject_missing(session, replay.job)
 
 
@@ -380,7 +380,7 @@ def test_replay_sends_the_same_model(really: Really, session: Session, project: 
     assert replay.source is not None
     assert {"model/model.json", "conf/a.txt"} <= {item.path for item in replay.source.files}
     lost = job_spec("eval", {"args": ["--model-folder", "/nowhere/model"]})
-    with refused("not-found/node", UsageError, "--run RUN"):
+    with refused("not-found/file-on-cluster", UsageError, "--run RUN"):
         reject_missing(session, lost)
 
 

@@ -582,7 +582,7 @@ def test_runs_that_cannot_be_collected_are_named_and_discarded(session, cluster,
     for name in ("1-a", "2-b"):
         (out / f".demo-{name}.incomplete").write_text("in the way")
     environment: list[RunRecord] = []
-    with refused("would-lose/runs", CollectError, "job 1: ") as caught:
+    with refused("transfer-failed/runs", CollectError, "job 1: ") as caught:
         environment.extend(collect_runs(session, out=out))
     assert caught.value.jobs == ("1", "2")
     assert "job 2" in caught.value.failures[1].cause

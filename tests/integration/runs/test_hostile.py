@@ -311,7 +311,7 @@ def test_fetch_ends_a_hanging_reader_and_takes_the_other_files(session, cluster,
     ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
     stuck = cluster.ledger.find(ids[1])
     hanging = Hanging(str(stuck.remote_dir))
-    with refused("would-lose/runs", CollectError) as caught:
+    with refused("transfer-failed/runs", CollectError) as caught:
         collect(replace(session, scheduler=SlurmClient(hanging)), out=tmp_path / "runs")
     assert condition(caught.value.failures[0]) == "file-unreadable/job-files"
     assert "no answer" in caught.value.failures[0].cause

@@ -40,7 +40,7 @@ FIGURES = {
     "runs.md": (
         f"more than {fetch.MAX_FILE >> 30} GiB (`--max-file SIZE`)",
         f"up to {fetch.MAX_CHECKPOINT >> 30} GiB (`--max-checkpoint SIZE`)",
-        f"up to {remote_files.LARGE >> 20} MiB each",
+        f"not text, or over {remote_files.MOST_CODE >> 20} MiB",
         f"at most {remote_files.MOST_ENTRIES:,} files",
         f"{figure.COLUMN_IN} inches wide",
         f"({listed(tuple(find.FIELDS), '').replace('  ', ', ')})",
