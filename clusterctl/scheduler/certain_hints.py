@@ -308,6 +308,8 @@ def _library(line: str, evidence: Evidence) -> Iterator[Hint]:
 
 
 def _fix_for_library(library: _Library, evidence: Evidence) -> str:
+    if evidence.packages().image:
+        return "add it to the image, or use another image with --container"
     if evidence.advice.is_operator:
         return (
             f"add it to the nodes: `software: {{packages: [{library.debian}]}}` in the spec (Rocky "

@@ -113,14 +113,21 @@ def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
     for row, match in special or found:
         groups = {name: short(text) for name, text in match.groupdict("").items()}
         # The search for packages reads files.
-        ways = {name: way(evidence) for name, way in _WAYS.items() if f"{{{name}}}" in row.fix}
+        told = f"{row.says} {row.fix}"
+        ways = {name: way(evidence) for name, way in _WAYS.items() if f"{{{name}}}" in told}
         says, fix = (
             text.format(**groups, **ways) if "{" in text else text for text in (row.says, row.fix)
         )
         yield Hint(name=row.name, line=line, says=says, fix=fix)
 
 
+def _place(evidence: Evidence) -> str:
+    return "in the image" if evidence.packages().image else "on the node"
+
+
 def _install(evidence: Evidence) -> str:
+    if evidence.packages().image:
+        return "add it to the image, or use another image with --container"
     if evidence.advice.is_operator:
         return "install it on the nodes (`software.packages` of the spec), or use --module or --container"
     return "load it with --module, or use an --env-path or a --container that has it"
@@ -140,6 +147,7 @@ def way_to_packages(evidence: Evidence) -> str:
 # The remedies of the job's user, by their names in the fixes of data/hints.yaml.
 _WAYS: Final[Mapping[str, Callable[[Evidence], str]]] = MappingProxyType(
     {
+        "place": _place,
         "install": _install,
         "packages": way_to_packages,
         "repair": lambda evidence: evidence.advice.repair,

@@ -98,6 +98,10 @@ def _reject_unusable(path: Path, content: bytes) -> None:
         fix = "move data out of the script, and send it with --include"
     elif not path.name.isprintable():
         reason = "its name has characters that can't be printed"
+    elif content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        reason = "its text is UTF-16, as PowerShell writes it"
+        name = shlex.quote(str(path))
+        fix = f"convert it with `iconv -f UTF-16 -t UTF-8 {name} | tr -d '\\r' > NEW-FILE`"
     elif b"\0" in content:
         reason = "it is not a text file"
         fix = "submit a script that starts the program"

@@ -161,7 +161,7 @@ def test_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, is_a
         ("a\nb.sh", b"true\n", "files-unfit/script", "can't be printed"),
         ("big.sh", b"#" * ((4 << 20) + 1), "files-unfit/script", "4 MiB"),
         ("binary.sh", b"\x7fELF\0", "files-unfit/script", "not a text file"),
-        ("utf16.sh", "#!/bin/bash\n".encode("utf-16"), "files-unfit/script", "not a text file"),
+        ("utf16.sh", "#!/bin/bash\n".encode("utf-16"), "files-unfit/script", "iconv -f UTF-16"),
         (
             "dos.sh",
             b"#!/bin/bash\r\n#SBATCH --nodes=2\r\nsrun hostname\r\n",

@@ -204,6 +204,25 @@ def test_port_that_is_master_port_is_named(port: int, is_certain: bool) -> None:
     assert known.is_certain == bool(port)
 
 
+@pytest.mark.parametrize("image", ["", "a.sqfs"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tool: libfoo.so.3: cannot open shared object file: No such file or directory\n",
+        "run.sh: line 2: ffmpeg: command not found\n",
+    ],
+)
+def test_what_an_image_lacks_is_not_missing_on_the_node(line: str, image: str) -> None:
+    (found,) = hinted(line, packages=lambda: Packages(image=image)).hints
+    assert ("on the node" in found.says, "on the nodes" in found.fix) == (not image, not image)
+    assert ("add it to the image" in found.fix) == bool(image)
+
+
+def test_program_of_the_driver_is_missing_where_there_is_no_gpu() -> None:
+    (found,) = hinted("job.sh: line 2: nvidia-smi: command not found\n").hints
+    assert found.name == "no-nvidia-driver"
+
+
 def test_fix_of_a_certain_hint_is_that_of_the_diagnosis() -> None:
     def left_here(_: str, *, is_module: bool) -> LocalMatch:
         return LocalMatch() if is_module else LocalMatch(home="/kept/data.csv")
