@@ -282,8 +282,8 @@ class Obstacle:
     """Why a job that Slurm accepts may not start: with --test-only, Slurm then expects a start as if
     there were no obstacle.
 
-    notice: the reason. "": there is no obstacle. blocks: whether it is certain that the job does not
-        start now.
+    notice: the reason. "": there is no obstacle. blocks: whether the job does not start now, as far
+        as clusterctl knows.
     """
 
     notice: Notice | str = ""

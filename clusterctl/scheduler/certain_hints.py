@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, LocalMatch
-from clusterctl.scheduler.hints import Hint, way_to_packages
+from clusterctl.scheduler.hints import ADD_TO_IMAGE, Hint, way_to_packages
 from clusterctl.scheduler.log_text import compiled, short
 from clusterctl.spec.sbatch import values_in
 from clusterctl.util.assets import read_table
@@ -309,7 +309,7 @@ def _library(line: str, evidence: Evidence) -> Iterator[Hint]:
 
 def _fix_for_library(library: _Library, evidence: Evidence) -> str:
     if evidence.packages().image:
-        return "add it to the image, or use another image with --container"
+        return ADD_TO_IMAGE
     if evidence.advice.is_operator:
         return (
             f"add it to the nodes: `software: {{packages: [{library.debian}]}}` in the spec (Rocky "

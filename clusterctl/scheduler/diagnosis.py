@@ -132,8 +132,8 @@ class Diagnosis:
 
     @property
     def _last_words(self) -> str:
-        """The last exception, unless many lines come after it. The last line alone often does not say
-        why: `Execution halted`, or what a trap of the script prints.
+        """The last exception, unless many lines come after it. The last line is left out: often it does
+        not say why, such as `Execution halted`.
         """
         excerpt = self.excerpt
         if not excerpt.exception or excerpt.between:

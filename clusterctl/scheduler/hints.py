@@ -121,13 +121,16 @@ def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
         yield Hint(name=row.name, line=line, says=says, fix=fix)
 
 
+ADD_TO_IMAGE: Final = "add it to the image, or use another image with --container"
+
+
 def _place(evidence: Evidence) -> str:
     return "in the image" if evidence.packages().image else "on the node"
 
 
 def _install(evidence: Evidence) -> str:
     if evidence.packages().image:
-        return "add it to the image, or use another image with --container"
+        return ADD_TO_IMAGE
     if evidence.advice.is_operator:
         return "install it on the nodes (`software.packages` of the spec), or use --module or --container"
     return "load it with --module, or use an --env-path or a --container that has it"

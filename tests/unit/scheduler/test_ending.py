@@ -68,7 +68,8 @@ def test_job_of_less_than_a_second_has_a_duration() -> None:
 
 
 def test_user_that_cancelled_a_step_has_not_cancelled_the_job() -> None:
-    job, telemetry = StepInfo("9"), StepInfo("9.0", cancelled_by="10000")
+    job = StepInfo("9")
+    telemetry = StepInfo("9.0", cancelled_by="10000")
     assert canceller_of([job, telemetry]) == ""
     assert canceller_of([replace(job, cancelled_by="1001"), telemetry]) == "1001"
     assert canceller_of([]) == ""
