@@ -37,7 +37,7 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import connect_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import job_inventory

@@ -44,7 +44,7 @@ from clusterctl.runs.report import report_of
 from clusterctl.runs.trackers import chosen_trackers, sync_error, sync_run
 from clusterctl.runs.usage import usage_of_cluster
 from clusterctl.scheduler.base import JobInfo
-from clusterctl.scheduler.diagnosis import Diagnosis
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.session import (
     PATIENCE_S,
     SHORT_PATIENCE_S,
@@ -52,7 +52,7 @@ from clusterctl.scheduler.session import (
     Session,
     open_session,
 )
-from clusterctl.scheduler.usage import UsageReport, usage_keys
+from clusterctl.scheduler.slurm.usage import UsageReport, usage_keys
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from clusterctl.configure.inventory_file import cluster_variables, inventory_text
 from clusterctl.hosts.roles import probe_requests
-from clusterctl.scheduler.slurm_conf import render_files
+from clusterctl.scheduler.slurm.conf import render_files
 from clusterctl.spec.load import differences, load_spec
 from clusterctl.state.inventory import Host, Inventory, job_inventory
 from clusterctl.state.workspace import Workspace

@@ -26,9 +26,9 @@ from clusterctl.jobs.shell import (
 )
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import Submitter
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
+from clusterctl.scheduler.sites.script import Environment
 from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder

@@ -15,7 +15,7 @@ from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
 from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.registry import provider_of
-from clusterctl.scheduler.advice import ANOTHER_FOLDER
+from clusterctl.scheduler.sites.advice import ANOTHER_FOLDER
 from clusterctl.spec.models import ClusterSpec, settings_of_login
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.workspace import WAIT_S

@@ -28,17 +28,17 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
-from clusterctl.scheduler.ending import Ending, summary_of
+from clusterctl.scheduler.ends.ending import Ending, summary_of
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
-from clusterctl.scheduler.slurm_parse import PartitionInfo
-from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.scheduler.slurm.parse import PartitionInfo
+from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.util import formatting
 from clusterctl.util.formatting import Fact
 from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
-    from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.scheduler.ends.diagnosis import Diagnosis
     from clusterctl.state.ledger import JobEntry
 
 _NONE: Final = "-"
@@ -67,7 +67,7 @@ def status(screen: Screen) -> None:
     cluster_status = status_of(workspace)
     waits: list[Diagnosis] = []
     if any(job.state is JobState.PENDING for job in cluster_status.jobs):
-        from clusterctl.scheduler.diagnosis import diagnose_waiting
+        from clusterctl.scheduler.ends.diagnosis import diagnose_waiting
 
         waits = [
             *diagnose_waiting(

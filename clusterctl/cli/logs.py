@@ -24,13 +24,13 @@ from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import worst_job
-from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 
 def logs(

@@ -25,7 +25,7 @@ from clusterctl.providers.base import (
     Prompts,
     reject_unknown_keys,
 )
-from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace

@@ -12,7 +12,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
 from clusterctl.jobs.first import JobPlace, reject_unfit
 from clusterctl.jobs.where import Candidate, candidates_of, ranked
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 
 # The value of --first for the first N places of the ranking.

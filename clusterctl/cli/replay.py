@@ -35,9 +35,9 @@ from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.facts import line_of
 from clusterctl.runs.find import Row, named_run
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session, open_session, site_of
-from clusterctl.scheduler.site import Site
+from clusterctl.scheduler.sites.site import Site
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.state.inventory import planned_inventory
 from clusterctl.util import formatting

@@ -60,7 +60,7 @@ from clusterctl.jobs.prepare import (
 from clusterctl.jobs.submit import PreparedJob, SubmittedJob, Submitter
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.claims import WAIT_S, FirstGroup
-from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, options_set

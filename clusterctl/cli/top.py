@@ -36,7 +36,7 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
-from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
+from clusterctl.scheduler.slurm.values import fold_nodes, gpu_count
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 

@@ -11,7 +11,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice, UsageError
 from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
-from clusterctl.scheduler.usage import UsageGrouping, UsageReport, UsageRow, usage_keys
+from clusterctl.scheduler.slurm.usage import UsageGrouping, UsageReport, UsageRow, usage_keys
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 

@@ -16,13 +16,13 @@ from clusterctl.jobs.messages import TELLS_NOBODY, JobMessages, chosen_receivers
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.run_names import job_id_of
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 Timeout = Annotated[
     str | None, option("Stop waiting after this time, such as 10m; the job is not cancelled.")

@@ -14,7 +14,7 @@ from clusterctl.cli.submit import jobs_to_submit
 from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.where import NOW_S, Candidate
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.names import LocalValue

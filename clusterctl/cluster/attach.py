@@ -18,10 +18,10 @@ from clusterctl.jobs.watch import diagnosis_of, wait
 from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.base import Provider
 from clusterctl.runs.collect import collect
-from clusterctl.scheduler.advice import ANOTHER_FOLDER
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session, connect_session
+from clusterctl.scheduler.sites.advice import ANOTHER_FOLDER
 from clusterctl.spec.job import job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.inventory import job_inventory

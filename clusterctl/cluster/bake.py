@@ -19,7 +19,7 @@ from clusterctl.hosts.probe import with_distributions
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.base import HostPlan
-from clusterctl.scheduler.slurm_conf import accounting_files
+from clusterctl.scheduler.slurm.conf import accounting_files
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, planned_distribution

@@ -51,7 +51,7 @@ from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.templates import NodeFiles
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_conf import (
+from clusterctl.scheduler.slurm.conf import (
     needs_facts,
     render_files,
 )

@@ -25,7 +25,7 @@ from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.scheduler.base import Nodes
-from clusterctl.scheduler.slurm_conf import format_gres, needs_facts
+from clusterctl.scheduler.slurm.conf import format_gres, needs_facts
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory

@@ -17,7 +17,7 @@ from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import key_marks, probe_requests, system_accounts
 from clusterctl.providers.templates import NodeFile, NodeFiles
-from clusterctl.scheduler.slurm_conf import health_settings, slurmd_digests
+from clusterctl.scheduler.slurm.conf import health_settings, slurmd_digests
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import MPI_SSH
 from clusterctl.state.inventory import Inventory

@@ -17,7 +17,7 @@ from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
 from clusterctl.scheduler.base import BEFORE_START, JobInfo
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_values import amounts_of, fold_nodes
+from clusterctl.scheduler.slurm.values import amounts_of, fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import PROOF_PARTITION
 from clusterctl.state.inventory import Inventory

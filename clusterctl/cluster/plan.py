@@ -30,9 +30,9 @@ from clusterctl.hosts.checks import findings_as_failures
 from clusterctl.jobs.environment import describe_pending_build
 from clusterctl.providers.base import HostOptions, HostPlan
 from clusterctl.providers.storage import other_storage
-from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.scheduler.slurm.availability import find_unusable_nodes
+from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.spec.load import SpecDifference, differences
 from clusterctl.spec.models import software_notes
 from clusterctl.state.inventory import Inventory, planned_distribution

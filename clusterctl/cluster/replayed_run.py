@@ -12,8 +12,8 @@ from clusterctl.jobs.replay import Replay, ReplayCode, ReplayRequest
 from clusterctl.runs.compare import RunDifference
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.site import Site
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.sites.site import Site
 from clusterctl.util.assets import payload_hash
 
 _MAX_FILES: Final = 20

@@ -11,11 +11,11 @@ from clusterctl.errors import Failure, SlurmAwayError
 from clusterctl.hosts.needs import UnmetNeed, text_of
 from clusterctl.jobs.events import with_hangs
 from clusterctl.jobs.kept_files import KeptFiles, kept_files
-from clusterctl.scheduler.advice import OWN, Advice
-from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, connections_of, session_of, site_of
-from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.scheduler.sites.advice import OWN, Advice
+from clusterctl.scheduler.slurm.availability import waits_for_nodes
+from clusterctl.scheduler.slurm.parse import PartitionInfo
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.removal import leaving_error

@@ -14,7 +14,7 @@ from typing import Any
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
 from clusterctl.hosts.roles import can_share_configuration
-from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
+from clusterctl.scheduler.slurm.conf import takes_nodes_by_reconfigure
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, planned_distribution
 from clusterctl.util.assets import ansible_hash, digest
 

@@ -41,7 +41,7 @@ from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.providers.base import HostOptions, Provisioned
 from clusterctl.providers.templates import NodeFiles, NodeTemplates
-from clusterctl.scheduler.script import PLAIN, Environment
+from clusterctl.scheduler.sites.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import (

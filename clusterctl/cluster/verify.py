@@ -44,7 +44,9 @@ from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
 from clusterctl.providers.base import HostSize, Provider, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
-from clusterctl.scheduler.availability import (
+from clusterctl.scheduler.base import JobState, NodeInfo, Nodes
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, session_of, site_of
+from clusterctl.scheduler.slurm.availability import (
     HEALTH_REASON,
     Availability,
     drain_reason,
@@ -53,9 +55,7 @@ from clusterctl.scheduler.availability import (
     is_reserved,
     slurm_state_text,
 )
-from clusterctl.scheduler.base import JobState, NodeInfo, Nodes
-from clusterctl.scheduler.session import SHORT_PATIENCE_S, session_of, site_of
-from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of

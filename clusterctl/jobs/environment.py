@@ -15,8 +15,8 @@ from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
 from clusterctl.packages.resolution import Requirements, cached_lock, resolve
 from clusterctl.packages.wheelhouse import Pip, Wheel, WheelLock, fetch_locked, wheel_path
-from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.sites.script import Environment
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.inventory import Inventory, applied_spec, planned_distribution

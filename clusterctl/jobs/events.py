@@ -14,14 +14,14 @@ from typing import Final
 
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
 from clusterctl.scheduler.history import Alarm, Attempt, Hang, attempts_of
-from clusterctl.scheduler.records import (
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.records import (
     may_lack_128,
     restarts_of,
     with_accounted,
     with_all_attempts,
     with_recorded_exit,
 )
-from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.process import call_on_hosts
 
@@ -175,7 +175,9 @@ def _histories(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequen
         folders.setdefault(host, {})[job.id] = f"{job.work_dir}{task}"
 
     def read(host: str) -> list[str]:
-        argv = remote_argv("clusterctl.scheduler.remote_logs", "events", *folders[host].values())
+        argv = remote_argv(
+            "clusterctl.scheduler.ends.remote_logs", "events", *folders[host].values()
+        )
         with suppress(ValueError):
             answer = json.loads(hosts[host].run(argv, check=False).stdout)
             return list(map(str, answer))

@@ -16,7 +16,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.submit import PreparedJob, SubmittedJob, Submitter, new_token
 from clusterctl.scheduler.claims import FirstGroup, settle
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import Inventory

@@ -23,7 +23,7 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
-from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session
 from clusterctl.state.workspace import state_home
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clusterctl.util.receivers import MessageQueue, Receiver
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 # Instead of a receiver: no messages.
 NO_MESSAGES: Final = "none"
@@ -256,7 +256,7 @@ def _shown(text: str) -> str:
 def _diagnosis(session: Session, job: JobInfo) -> Diagnosis | None:
     """Return why a job failed or was cancelled. None: the cluster does not answer."""
     # This import is slow, and most jobs need no diagnosis.
-    from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
+    from clusterctl.scheduler.ends.judge import diagnose_jobs  # noqa: PLC0415
 
     try:
         return next(iter(diagnose_jobs(session, [job])), None)

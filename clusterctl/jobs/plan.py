@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.jobs.source import Source
 from clusterctl.jobs.submit import PreparedJob
-from clusterctl.scheduler.arrays import count_at_most
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.arrays import count_at_most
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
-from clusterctl.scheduler.site import Site
+from clusterctl.scheduler.sites.site import Site
 from clusterctl.state.inventory import (
     PartitionFacts,
     applied_if_known,

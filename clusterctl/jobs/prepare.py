@@ -44,11 +44,11 @@ from clusterctl.jobs.submit import (
 )
 from clusterctl.packages.package_files import find_package_file, suggesting_no_requirements
 from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
-from clusterctl.scheduler.job_checks import unfit_foreign_lines
-from clusterctl.scheduler.request import IN_TURN, Request
-from clusterctl.scheduler.script import Environment, fitted_to
+from clusterctl.scheduler.request.request import IN_TURN, Request
 from clusterctl.scheduler.session import Session, site_of
-from clusterctl.scheduler.site import Site
+from clusterctl.scheduler.sites.checks import unfit_foreign_lines
+from clusterctl.scheduler.sites.script import Environment, fitted_to
+from clusterctl.scheduler.sites.site import Site
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import ENGINES, NODE_RECEIVERS, SIF_ENGINES, Launcher, first_few

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.jobs.events import requeue_grace_s, with_attempts
-from clusterctl.scheduler.arrays import has_task, names_tasks
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -15,9 +14,10 @@ from clusterctl.scheduler.base import (
     unknown_or_task,
     unmanaged_job_error,
 )
-from clusterctl.scheduler.job_secrets import remove_old_secrets
-from clusterctl.scheduler.records import remember_states
+from clusterctl.scheduler.request.arrays import has_task, names_tasks
+from clusterctl.scheduler.request.job_secrets import remove_old_secrets
 from clusterctl.scheduler.session import Session, resolve_submissions
+from clusterctl.scheduler.slurm.records import remember_states
 from clusterctl.spec.names import RUN_UP
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.numbers import counted

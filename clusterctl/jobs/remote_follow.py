@@ -24,7 +24,7 @@ import re
 import sys
 import time
 
-from clusterctl.scheduler.remote_logs import RANK_LOG
+from clusterctl.scheduler.ends.remote_logs import RANK_LOG
 from clusterctl.transport.remote_open import open_file, open_folder
 
 LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")

@@ -22,7 +22,7 @@ import sys
 from itertools import islice
 from typing import Any
 
-from clusterctl.scheduler.remote_logs import log_suffix, own_prefix
+from clusterctl.scheduler.ends.remote_logs import log_suffix, own_prefix
 from clusterctl.transport.remote_open import open_file, open_folder
 
 # The most bytes that are sent of a file at a time.

@@ -26,8 +26,8 @@ from clusterctl.jobs.source import (
     source_of,
     without_unnamed_secrets,
 )
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import sweep_variable
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.sites.script import sweep_variable
 from clusterctl.spec.job import JobSpec, Project, job_of
 from clusterctl.spec.job_options import Resubmission, job_options, options_with, quantities_of
 from clusterctl.spec.metrics import goal_of

@@ -35,11 +35,11 @@ from clusterctl.jobs.secret_files import reject_own_keys
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import SentSource, Submitter, new_token
-from clusterctl.scheduler.job_checks import check_partition
-from clusterctl.scheduler.job_secrets import remove_session_secrets, send_secrets
-from clusterctl.scheduler.refusals import RequestedOptions
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import (
+from clusterctl.scheduler.request.job_secrets import remove_session_secrets, send_secrets
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.sites.checks import check_partition
+from clusterctl.scheduler.sites.script import (
     FILES,
     SECRETS,
     Environment,
@@ -51,9 +51,9 @@ from clusterctl.scheduler.script import (
     with_account,
     with_launcher,
 )
-from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.site import Site
-from clusterctl.scheduler.slurm_values import expand_nodes
+from clusterctl.scheduler.sites.site import Site
+from clusterctl.scheduler.slurm.refusals import RequestedOptions
+from clusterctl.scheduler.slurm.values import expand_nodes
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.names import Launcher

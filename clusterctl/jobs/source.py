@@ -37,7 +37,7 @@ from clusterctl.util.numbers import counted
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-    from clusterctl.scheduler.request import Request
+    from clusterctl.scheduler.request.request import Request
 
 MAX_BYTES = 10 << 30
 MAX_FILES = 100_000

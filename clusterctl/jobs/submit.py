@@ -33,13 +33,17 @@ from clusterctl.jobs.listing import GIT
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import FirstGroup
-from clusterctl.scheduler.job_secrets import remove_old_secrets, remove_secrets, send_secrets
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import (
+from clusterctl.scheduler.request.job_secrets import (
+    remove_old_secrets,
+    remove_secrets,
+    send_secrets,
+)
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.sites.script import (
     PLAIN,
     Environment,
 )
-from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import first_few
 from clusterctl.spec.remote_folders import JOBS

@@ -23,8 +23,8 @@ from clusterctl.scheduler.session import (
     session_of,
     site_of,
 )
-from clusterctl.scheduler.site import Overview
-from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.scheduler.sites.site import Overview
+from clusterctl.scheduler.slurm.parse import PartitionInfo
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import job_inventory
 from clusterctl.state.workspace import Workspace

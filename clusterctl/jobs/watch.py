@@ -49,15 +49,15 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
-from clusterctl.scheduler.ending import Ending
-from clusterctl.scheduler.records import remember_states
+from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.records import remember_states
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 # Called with the jobs that changed and with all jobs.
 OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
@@ -358,7 +358,7 @@ def diagnose(
     ):
         return ()
     # This import is slow, and most jobs need no diagnosis.
-    from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
+    from clusterctl.scheduler.ends.judge import diagnose_jobs  # noqa: PLC0415
 
     return diagnose_jobs(session, jobs, waiting=waiting)
 
@@ -630,7 +630,7 @@ def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
     """Yield messages about a completed job whose results may be wrong all the same."""
     if (notice := nonfinite_notice(session, job.id)) is not None:
         yield notice
-    from clusterctl.scheduler.evidence import error_of_completed  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.ends.judge import error_of_completed  # noqa: PLC0415 - as above
 
     error, is_shell = error_of_completed(session, job)
     if error is not None and error.part:

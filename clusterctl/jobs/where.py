@@ -18,12 +18,12 @@ from clusterctl.errors import ClusterctlError, Notice, SlurmAwayError, SlurmErro
 from clusterctl.jobs.first import JobPlace
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import fitted_to, render_script
+from clusterctl.scheduler.request.capacity import Capacity, Shape, capacity_of, shape_of
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm_parse import PartitionInfo
-from clusterctl.scheduler.trial import SbatchTrial
+from clusterctl.scheduler.sites.script import fitted_to, render_script
+from clusterctl.scheduler.slurm.parse import PartitionInfo
+from clusterctl.scheduler.slurm.trial import SbatchTrial
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash

@@ -64,10 +64,10 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
 )
 from clusterctl.scheduler.claims import settle
-from clusterctl.scheduler.job_secrets import remove_old_secrets
-from clusterctl.scheduler.records import final_states
+from clusterctl.scheduler.request.job_secrets import remove_old_secrets
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
+from clusterctl.scheduler.slurm.records import final_states
 from clusterctl.spec.names import first_few
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.inventory import job_inventory, planned_inventory

@@ -21,7 +21,7 @@ from clusterctl.runs.resources import resources_of
 from clusterctl.runs.series import config_of
 from clusterctl.runs.time_use import TimeUse, total_time_use
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.ending import Ending, told_nodes
+from clusterctl.scheduler.ends.ending import Ending, told_nodes
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
 from clusterctl.state.run_record import Metric, Value

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.failed_rank import signal_of
+from clusterctl.scheduler.ends.failed_rank import signal_of
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import TaskRecord
 

@@ -37,8 +37,6 @@ from clusterctl.runs.series import (
 from clusterctl.runs.table import TableWriter
 from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.runs.time_use import Records, TimeEvidence, find_time_use
-from clusterctl.scheduler.accounting import StepsUse, shows_running_job, uses_by_job
-from clusterctl.scheduler.arrays import tasks_of
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -47,11 +45,13 @@ from clusterctl.scheduler.base import (
     Outcome,
     worst_job,
 )
-from clusterctl.scheduler.ending import Ending
-from clusterctl.scheduler.evidence import diagnose_job
+from clusterctl.scheduler.ends.ending import Ending
+from clusterctl.scheduler.ends.judge import diagnose_job
 from clusterctl.scheduler.history import nodes_of
-from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
+from clusterctl.scheduler.request.arrays import tasks_of
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.accounting import StepsUse, shows_running_job, uses_by_job
+from clusterctl.scheduler.slurm.records import with_accounted, with_all_attempts, with_recorded_exit
 from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,

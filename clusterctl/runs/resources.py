@@ -24,9 +24,9 @@ from clusterctl.runs.telemetry_files import (
     UNKNOWN_GPU,
     NodeFile,
 )
-from clusterctl.scheduler.accounting import StepsUse
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.slurm_values import GPU, amounts_of
+from clusterctl.scheduler.slurm.accounting import StepsUse
+from clusterctl.scheduler.slurm.values import GPU, amounts_of
 from clusterctl.spec.units import GIB_MIB, MIB
 from clusterctl.state.run_record import ResourceUse, TaskRecord
 from clusterctl.util import formatting

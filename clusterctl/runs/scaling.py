@@ -35,7 +35,7 @@ from clusterctl.runs.table import stored
 from clusterctl.runs.telemetry import node_use
 from clusterctl.runs.telemetry_files import FIGURES
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.directives import Directives
+from clusterctl.scheduler.request.directives import Directives
 from clusterctl.spec.metrics import Goal, Target, goal_of
 from clusterctl.spec.sweep import SIZE_FIELDS
 from clusterctl.spec.units import GIB_MIB

@@ -35,9 +35,9 @@ from clusterctl.runs.spread import mean_of
 from clusterctl.runs.table import TableWriter, stored
 from clusterctl.runs.telemetry_files import ENERGY, OTHER_GPUS, NodeFile
 from clusterctl.runs.tensorboard import ReadBudget
+from clusterctl.scheduler.ends.remote_logs import END, end_of
 from clusterctl.scheduler.history import EVENTS_FILE, Attempt, attempts_of, nodes_of
-from clusterctl.scheduler.records import restarts_of
-from clusterctl.scheduler.remote_logs import END, end_of
+from clusterctl.scheduler.slurm.records import restarts_of
 from clusterctl.spec.sweep import ArgumentForm, configured_name
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import Metric, Value

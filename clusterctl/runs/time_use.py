@@ -24,7 +24,7 @@ from clusterctl.runs.series import history_in, sample_times
 from clusterctl.runs.table import stored
 from clusterctl.runs.telemetry_files import BEFORE, GPUS, IDLE, NodeFile
 from clusterctl.scheduler.history import SKEW_S, Attempt, Event, Hang
-from clusterctl.scheduler.slurm_values import GPU, amounts_of
+from clusterctl.scheduler.slurm.values import GPU, amounts_of
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import RunRecord, TaskRecord
 from clusterctl.util.numbers import finite

@@ -11,14 +11,14 @@ from dataclasses import replace
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.query import RunQuery, parse_since, select_runs
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm_values import GPU, amounts_of
-from clusterctl.scheduler.usage import (
+from clusterctl.scheduler.slurm.usage import (
     AllocatedTime,
     UsageGrouping,
     UsageReport,
     summarize_usage,
     usage_of_jobs,
 )
+from clusterctl.scheduler.slurm.values import GPU, amounts_of
 from clusterctl.state.run_record import RunRecord
 
 

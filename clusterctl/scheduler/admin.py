@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from clusterctl.errors import CommandError, SlurmError
 from clusterctl.scheduler.base import JobInfo, Jobs, Nodes
-from clusterctl.scheduler.mpirun import MpirunClient
-from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.scheduler.session import PATIENCE_S
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.sites.mpirun import MpirunClient
+from clusterctl.scheduler.sites.script import VERIFICATION_PER_NODE_S, verification_argv
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.names import PROOF_ACCOUNT, PROOF_MEMORY_MIB, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect, RootTransport, as_user

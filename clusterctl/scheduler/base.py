@@ -31,8 +31,8 @@ from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.slurm_parse import PartitionInfo
-    from clusterctl.scheduler.trial import SbatchTrial
+    from clusterctl.scheduler.slurm.parse import PartitionInfo
+    from clusterctl.scheduler.slurm.trial import SbatchTrial
     from clusterctl.spec.sbatch import Directive
 
 _UNUSABLE = frozenset(

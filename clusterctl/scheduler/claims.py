@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, Jobs, JobState
-from clusterctl.scheduler.records import DELAY_S
+from clusterctl.scheduler.slurm.records import DELAY_S
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, clusters_up, state_home
 from clusterctl.util.disk import translating_write_errors

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import Notice, SchedulerError
-from clusterctl.scheduler.arrays import has_task, tasks_of
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.claims import settle_all
-from clusterctl.scheduler.site import Site
-from clusterctl.scheduler.sites import ForeignSlurm, Mpirun, OwnSlurm
+from clusterctl.scheduler.request.arrays import has_task, tasks_of
+from clusterctl.scheduler.sites.kinds import ForeignSlurm, Mpirun, OwnSlurm
+from clusterctl.scheduler.sites.site import Site
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.inventory import Inventory, applied_spec, job_inventory
 from clusterctl.state.ledger import CLIENT_FACTS, Ledger

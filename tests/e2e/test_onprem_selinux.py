@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl.scheduler.slurm_conf import TASK_PROLOG
+from clusterctl.scheduler.slurm.conf import TASK_PROLOG
 from clusterctl.spec.names import ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder

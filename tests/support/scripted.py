@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import CommandError
-from clusterctl.scheduler.slurm_parse import SINFO, SQUEUE
+from clusterctl.scheduler.slurm.parse import SINFO, SQUEUE
 from clusterctl.transport.base import Conversation, shown_command
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.main import app
-from clusterctl.scheduler import sites
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.sites import kinds as sites
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.inventory import applied_spec, job_settings
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace

@@ -22,7 +22,7 @@ from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.history import Alarm
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.util.progress import Clock
 from tests.support.messages import condition, refused, shows
 from tests.support.played.cluster import PlayedCluster, node_record, submitted

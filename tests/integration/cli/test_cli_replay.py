@@ -15,7 +15,7 @@ from clusterctl import __version__
 from clusterctl.cli.main import app
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import job_spec
 from clusterctl.transport.tree import hash_items

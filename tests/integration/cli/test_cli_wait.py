@@ -16,8 +16,8 @@ from clusterctl.cli.waiting import WaitResult
 from clusterctl.runs.facts import ending_of
 from clusterctl.runs.find import Row
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.diagnosis import diagnose
-from clusterctl.scheduler.facts import Evidence
+from clusterctl.scheduler.ends.diagnosis import diagnose
+from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.scheduler.session import Session
 from clusterctl.state.run_record import RunRecord
 from clusterctl.util.progress import Clock

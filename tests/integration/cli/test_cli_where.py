@@ -16,7 +16,7 @@ from clusterctl.cli.where import where
 from clusterctl.errors import SlurmAwayError, UsageError
 from clusterctl.jobs import where as places_of_jobs
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.sites import ForeignSlurm
+from clusterctl.scheduler.sites.kinds import ForeignSlurm
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.manual import ROOT, assert_shown

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.jobs.source import Item, manifest
-from clusterctl.scheduler.job_checks import check_build
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import Environment, render_script
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.sites.checks import check_build
+from clusterctl.scheduler.sites.script import Environment, render_script
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import file_sha256
 from payload.node.build import key_of

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.spec.job import JobSpec
 from tests.support.messages import refused
 

@@ -26,8 +26,8 @@ from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.submit import PreparedJob, client_facts
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Wheel, WheelLock, pins, wheel_path
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import PLAIN, Environment
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.sites.script import PLAIN, Environment
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec

@@ -30,10 +30,10 @@ from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.runs.collect import collect, uncollected
 from clusterctl.scheduler.claims import FirstGroup, claim_of, settle
-from clusterctl.scheduler.records import DELAY_S
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm.records import DELAY_S
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts
 from clusterctl.state.ledger import JobEntry, Ledger

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from clusterctl.jobs.messages import _VERBS
 from clusterctl.jobs.prepare import node_messages_notice
-from clusterctl.scheduler.job_secrets import secrets_folder
+from clusterctl.scheduler.request.job_secrets import secrets_folder
 from clusterctl.spec.names import NODE_RECEIVERS
 from clusterctl.transport.base import remote_argv
 from payload.node import messages
@@ -44,7 +44,9 @@ def batch(tmp_path: Path) -> Batch:
 
 def run(batch: Batch, addresses: str, body: str, **options: str) -> tuple[int, str, str]:
     """Run a shell script as a job with receivers."""
-    argv = remote_argv("clusterctl.scheduler.remote_secrets", secrets_folder(str(batch.folder)))
+    argv = remote_argv(
+        "clusterctl.scheduler.request.remote_secrets", secrets_folder(str(batch.folder))
+    )
     subprocess.run(argv, input=f"{messages.VARIABLE}={addresses}\0".encode(), check=True)
     return batch.run(rendered(shell_job(batch, body, secret=SECRET, **options)))
 

@@ -16,9 +16,9 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import plain_secret_notice, reject_sent_secrets
 from clusterctl.jobs.shell import shell_script
 from clusterctl.jobs.source import source_of
-from clusterctl.scheduler.remote_secrets import FILE
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import PLAIN
+from clusterctl.scheduler.request.remote_secrets import FILE
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.sites.script import PLAIN
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.sweep import Sweep
 from clusterctl.transport.base import remote_argv
@@ -40,7 +40,7 @@ def batch(tmp_path: Path) -> Batch:
 def send(batch: Batch) -> Path:
     """Write the values of a job as `submit` does. Return their folder."""
     folder = batch.folder.parents[1] / "secrets" / batch.folder.name
-    argv = remote_argv("clusterctl.scheduler.remote_secrets", str(folder))
+    argv = remote_argv("clusterctl.scheduler.request.remote_secrets", str(folder))
     subprocess.run(argv, input=f"TOKEN={VALUE}\0".encode(), check=True)
     return folder
 
@@ -57,7 +57,9 @@ def test_values_are_written_for_their_user_only(batch: Batch) -> None:
 def test_folder_that_leads_elsewhere_is_refused(batch: Batch, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "secrets").symlink_to("other")
-    argv = remote_argv("clusterctl.scheduler.remote_secrets", str(tmp_path / "secrets" / "j"))
+    argv = remote_argv(
+        "clusterctl.scheduler.request.remote_secrets", str(tmp_path / "secrets" / "j")
+    )
     refused = subprocess.run(argv, input=b"A=1\0", capture_output=True, check=False)
     assert refused.returncode == 1
     assert not any(path.is_file() for path in (tmp_path / "other").rglob("*"))

@@ -19,10 +19,10 @@ from clusterctl.jobs.submit import SubmittedJob, Submitter
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.evidence import diagnose_job
-from clusterctl.scheduler.job_secrets import remove_old_secrets
-from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.ends.judge import diagnose_job
+from clusterctl.scheduler.request.job_secrets import remove_old_secrets
 from clusterctl.scheduler.session import Session, site_of
+from clusterctl.scheduler.sites.script import Environment
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts, SharedFolder

@@ -24,9 +24,9 @@ from clusterctl.errors import (
 from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session, resolve_submissions
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER
 from clusterctl.state.ledger import JobEntry, Ledger

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.job_checks import check_launcher
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.sites.checks import check_launcher
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import data_folder
 from payload.node import task as node_task

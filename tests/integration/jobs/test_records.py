@@ -15,9 +15,9 @@ import pytest
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
-from clusterctl.scheduler.records import recorded_jobs, remember_states
-from clusterctl.scheduler.remote_logs import records
+from clusterctl.scheduler.ends.remote_logs import records
 from clusterctl.scheduler.session import resolve_submissions
+from clusterctl.scheduler.slurm.records import recorded_jobs, remember_states
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.process import Result

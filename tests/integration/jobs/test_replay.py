@@ -19,7 +19,7 @@ from clusterctl.jobs.replay import Replay, ReplayCode, ReplayRequest, replay_job
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts
 from clusterctl.runs.collect import collect
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.sweep import are_pairs

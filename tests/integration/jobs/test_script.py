@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.job_checks import check_launcher
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import submit_options
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.request.user_script import UserScript
 from clusterctl.scheduler.session import site_of
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.sites.checks import check_launcher
+from clusterctl.scheduler.sites.script import submit_options
 from clusterctl.spec.job import JobSpec, Project, job_spec
 from clusterctl.spec.names import FROM_RUN
 from clusterctl.spec.sweep import ArgumentForm, Scaling, Sweep, sweep_arguments

@@ -23,11 +23,11 @@ from clusterctl.jobs.shell import (
     shell_script,
 )
 from clusterctl.jobs.submit import Submitter
-from clusterctl.scheduler import job_secrets
-from clusterctl.scheduler.refusals import RequestedOptions
-from clusterctl.scheduler.remote_secrets import FILE
-from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.request import job_secrets
+from clusterctl.scheduler.request.remote_secrets import FILE
 from clusterctl.scheduler.session import Session, site_of
+from clusterctl.scheduler.sites.script import Environment
+from clusterctl.scheduler.slurm.refusals import RequestedOptions
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
 from clusterctl.transport.base import MARK

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import Reason, Source, source_of
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.spec.program import named_job
 from clusterctl.state.ledger import REPORT_MARK, note_copied_folder
 from clusterctl.transport.tree import ItemKind, literal_pattern

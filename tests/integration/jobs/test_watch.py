@@ -36,14 +36,14 @@ from clusterctl.jobs.watch import (
     raise_unless_completed,
     wait,
 )
-from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.diagnosis import diagnose
-from clusterctl.scheduler.evidence import diagnose_job
-from clusterctl.scheduler.facts import Evidence
+from clusterctl.scheduler.ends import remote_logs
+from clusterctl.scheduler.ends.diagnosis import diagnose
+from clusterctl.scheduler.ends.facts import Evidence
+from clusterctl.scheduler.ends.judge import diagnose_job
 from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.progress import Clock
@@ -839,7 +839,7 @@ def test_ranks_of_an_earlier_attempt_are_left_out(tmp_path):
 
 def ends_there(folder: Path) -> Any:
     """The ends of a job's logs, read by the program that runs on the cluster."""
-    argv = remote_argv("clusterctl.scheduler.remote_logs", "ends", str(folder), "")
+    argv = remote_argv("clusterctl.scheduler.ends.remote_logs", "ends", str(folder), "")
     return json.loads(LocalTransport().run(argv).stdout)
 
 

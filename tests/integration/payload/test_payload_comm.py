@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.script import verification_argv
+from clusterctl.scheduler.sites.script import verification_argv
 from tests.integration.payload.conftest import Runner, python
 
 # As many as divide nothing evenly.

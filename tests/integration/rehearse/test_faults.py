@@ -18,9 +18,9 @@ from clusterctl.jobs.submit import PreparedJob
 from clusterctl.rehearse import rehearsal
 from clusterctl.rehearse.rehearsal import Rehearser
 from clusterctl.rehearse.verdict import Fault, FaultResult, Verdict
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
 from tests.support.local_transport import LocalTransport
 from tests.support.played.cluster import PlayedCluster, node_record

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.scheduler.slurm_conf import health_settings
+from clusterctl.scheduler.slurm.conf import health_settings
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder
 from tests.support.nvidia import machines

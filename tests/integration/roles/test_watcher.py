@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.availability import Availability, availability_of
 from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.slurm.availability import Availability, availability_of
 from clusterctl.spec.names import ALIVE_PORT, FENCE_PORT, SLURMD_PORT
 from clusterctl.util.assets import data_folder
 from tests.support.clocks import replace_clock

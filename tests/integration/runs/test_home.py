@@ -21,9 +21,9 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.report import report_of
 from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.scheduler.base import comment_of
-from clusterctl.scheduler.evidence import diagnose_jobs
+from clusterctl.scheduler.ends.judge import diagnose_jobs
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.attempts import AttemptRecord

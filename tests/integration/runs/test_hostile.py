@@ -22,8 +22,8 @@ from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import RunSource, Selection
 from clusterctl.runs.places import make_links
 from clusterctl.runs.remote_files import DEEPEST, RunFolderListing
-from clusterctl.scheduler import remote_logs
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.ends import remote_logs
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.ledger import METRICS_FILE, SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import no_answer_error
 from clusterctl.transport.get import parse_listing

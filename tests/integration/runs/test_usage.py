@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
 from clusterctl.scheduler.base import AccountingAwayError
-from clusterctl.scheduler.usage import UsageGrouping
+from clusterctl.scheduler.slurm.usage import UsageGrouping
 from clusterctl.state.ledger import note_runs_folder
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster

@@ -12,9 +12,10 @@ import pytest
 from clusterctl.errors import (
     SlurmError,
 )
-from clusterctl.scheduler import admin, slurm_parse
+from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
+from clusterctl.scheduler.slurm import parse as slurm_parse
+from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec

@@ -81,12 +81,12 @@ def append(path: Path, line: str) -> None:
         (
             "a module outside of scheduler/ knows the client of a scheduler",
             "clusterctl/jobs/queue.py",
-            "from clusterctl.scheduler.slurm import SlurmClient",
+            "from clusterctl.scheduler.slurm.client import SlurmClient",
         ),
         (
             "a module outside of scheduler/ asks whose cluster it is",
             "clusterctl/cluster/status.py",
-            "from clusterctl.scheduler import sites",
+            "from clusterctl.scheduler.sites import kinds",
         ),
         ("the payload knows clusterctl", "payload/training/metrics.py", "import clusterctl.errors"),
     ],

@@ -15,7 +15,7 @@ import paramiko
 import pytest
 
 from clusterctl.errors import KeyRefusedError, UnreachableError
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import LOGIN_HOST, write_login_files
 from clusterctl.transport.ssh import Connections, SSHTransport

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import render_script
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.sites.script import render_script
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import planned_inventory

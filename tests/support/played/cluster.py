@@ -19,9 +19,9 @@ from typing import Any
 
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, SubmittedJob, Submitter
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import Session, site_of
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import applied_spec, planned_inventory
 from clusterctl.state.ledger import Ledger

@@ -21,7 +21,7 @@ from clusterctl.jobs.readings import GpuUse, JobUse, MetricValue, NodeUse, Progr
 from clusterctl.jobs.top import ClusterMoment
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 from clusterctl.scheduler.history import Hang
-from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.scheduler.slurm.parse import PartitionInfo
 
 TEXT = Screen(json=False, color=False)
 GIB = 1024

@@ -18,7 +18,7 @@ from clusterctl.cluster.hardware import (
 )
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.scheduler.mpirun import MpirunClient
+from clusterctl.scheduler.sites.mpirun import MpirunClient
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.specs import spec_of

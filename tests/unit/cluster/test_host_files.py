@@ -393,7 +393,7 @@ def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster)
 def test_older_slurmctld_is_configured_by_ansible(
     growing: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.scheduler.slurm_conf._RECONFIGURES", "25.05")
+    monkeypatch.setattr("clusterctl.scheduler.slurm.conf._RECONFIGURES", "25.05")
     work = growing.choose(GROWN, NEW)
     assert (work.ansible, work.renewed) == ((CTL,), (ONE, TWO))
 

@@ -13,9 +13,9 @@ from clusterctl.cli import node
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
-from clusterctl.scheduler.availability import Availability, availability_of
 from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
-from clusterctl.scheduler.mpirun import MpirunClient
+from clusterctl.scheduler.sites.mpirun import MpirunClient
+from clusterctl.scheduler.slurm.availability import Availability, availability_of
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result

@@ -31,8 +31,8 @@ from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.probe import HostFacts, ProbeRequest
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.slurm.availability import find_unusable_nodes
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory

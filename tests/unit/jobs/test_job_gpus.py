@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError, raise_together
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import with_gpus
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.sites.script import with_gpus
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with

@@ -15,8 +15,8 @@ import pytest
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.jobs import messages
 from clusterctl.jobs.messages import JobEvent, JobMessages, chosen_receivers, happenings
-from clusterctl.scheduler import evidence
 from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.ends import judge as evidence
 from clusterctl.scheduler.history import Alarm, Hang
 from clusterctl.util.receivers import Message
 from tests.support.messages import refused

@@ -12,10 +12,10 @@ import pytest
 from clusterctl.jobs.plan import at_most, listed, most_of_jobs
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import source_of
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import fitted_to
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
-from clusterctl.scheduler.site import Site
+from clusterctl.scheduler.sites.script import fitted_to
+from clusterctl.scheduler.sites.site import Site
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import PartitionFacts

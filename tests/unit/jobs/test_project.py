@@ -16,7 +16,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import source_of
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.spec.job import JobSpec
 from tests.support.messages import refused
 

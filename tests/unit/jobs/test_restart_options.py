@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.jobs.prepare import restart_notice, with_restarts
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts

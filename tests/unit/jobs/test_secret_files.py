@@ -13,7 +13,7 @@ from clusterctl.jobs import secret_files
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.secret_files import reject_own_keys, without_secrets
 from clusterctl.jobs.source import source_of
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import load_spec
 from clusterctl.state.workspace import Workspace

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.tree import ItemKind, hash_items
 from tests.support.hostile import HOSTILE_NAMES

@@ -6,7 +6,7 @@ import time
 
 from clusterctl.jobs.first import JobPlace
 from clusterctl.jobs.where import Candidate, ranked
-from clusterctl.scheduler.capacity import Capacity
+from clusterctl.scheduler.request.capacity import Capacity
 
 
 def candidate(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.failed_rank import first_failed
+from clusterctl.scheduler.ends.failed_rank import first_failed
 from payload.node import history, restarts
 from payload.node.history import Attempt
 from payload.node.restarts import failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.scheduler.slurm_conf import PROLOG, TASK_PROLOG
+from clusterctl.scheduler.slurm.conf import PROLOG, TASK_PROLOG
 from clusterctl.spec.names import ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder

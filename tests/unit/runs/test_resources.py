@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.runs.find import Row
 from clusterctl.runs.resources import Resources, resources_of, used_by
-from clusterctl.scheduler.accounting import StepsUse, uses_by_job
+from clusterctl.scheduler.slurm.accounting import StepsUse, uses_by_job
 from clusterctl.state.run_record import RunRecord
 from tests.unit.runs.made import TIME, made_run
 

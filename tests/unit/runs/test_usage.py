@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.usage import AllocatedTime, UsageGrouping, UsageRow, summarize_usage
+from clusterctl.scheduler.slurm.usage import AllocatedTime, UsageGrouping, UsageRow, summarize_usage
 
 
 def at(text: str) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError, raise_together
-from clusterctl.scheduler.arrays import count_at_most, tasks_of
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.arrays import count_at_most, tasks_of
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts

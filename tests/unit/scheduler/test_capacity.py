@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.capacity import Shape, capacity_of, shape_of
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.capacity import Shape, capacity_of, shape_of
+from clusterctl.scheduler.request.request import Request
 from clusterctl.spec.job import JobSpec
 
 IDLE = NodeInfo("n1", "idle", "", 8, 1000, "", ("p",))

@@ -15,11 +15,12 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler import advice, slurm_parse
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
-from clusterctl.scheduler.directives import Directives
-from clusterctl.scheduler.refusals import RequestedOptions
-from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
+from clusterctl.scheduler.request.directives import Directives
+from clusterctl.scheduler.sites import advice
+from clusterctl.scheduler.slurm import parse as slurm_parse
+from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
+from clusterctl.scheduler.slurm.refusals import RequestedOptions
 from clusterctl.spec.sbatch import directives_of
 from clusterctl.util.progress import Clock
 from tests.support.messages import condition

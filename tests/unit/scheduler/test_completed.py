@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.scheduler.completed import error_at_end
-from clusterctl.scheduler.facts import is_shell
+from clusterctl.scheduler.ends.completed import error_at_end
+from clusterctl.scheduler.ends.facts import is_shell
 from tests.unit.scheduler.test_diagnosis import TRACEBACK
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler import advice
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo, reason_in_words
-from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
-from clusterctl.scheduler.ending import Ending
-from clusterctl.scheduler.excerpt import OF_OTHERS
-from clusterctl.scheduler.facts import Evidence
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose, diagnose_waiting
+from clusterctl.scheduler.ends.ending import Ending
+from clusterctl.scheduler.ends.excerpt import OF_OTHERS
+from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.scheduler.history import Attempt
+from clusterctl.scheduler.sites import advice
 from tests.support.messages import condition
 
 JOB = JobInfo(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.directives import Directives
-from clusterctl.scheduler.job_checks import check_directives
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.directives import Directives
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.request.user_script import UserScript
 from clusterctl.scheduler.session import site_of
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.sites.checks import check_directives
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_file import jobs_of_file
 from tests.support.messages import condition

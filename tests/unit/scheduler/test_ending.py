@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
-from clusterctl.scheduler.ending import Ending
-from clusterctl.scheduler.evidence import canceller_of
+from clusterctl.scheduler.ends.ending import Ending
+from clusterctl.scheduler.ends.judge import canceller_of
 from clusterctl.state.attempts import AttemptRecord
 
 JOB = JobInfo(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
-from clusterctl.scheduler.facts import Evidence
-from clusterctl.scheduler.failed_rank import FailedRank
+from clusterctl.scheduler.ends.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
+from clusterctl.scheduler.ends.facts import Evidence
+from clusterctl.scheduler.ends.failed_rank import FailedRank
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
 
 PEER = TRACEBACK + "RuntimeError: [/gloo/pair.cc:537] Connection closed by peer [10.0.0.2]:33\n"

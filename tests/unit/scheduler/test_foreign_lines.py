@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.foreign_lines import foreign_lines
-from clusterctl.scheduler.job_checks import unfit_foreign_lines
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.foreign_lines import foreign_lines
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.sites.checks import unfit_foreign_lines
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.advice import FOREIGN, OWN
-from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
-from clusterctl.scheduler.facts import Evidence, LocalMatch, Packages
-from clusterctl.scheduler.hints import Hint, hints_of_line, rows
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.ends.facts import Evidence, LocalMatch, Packages
+from clusterctl.scheduler.ends.hints import Hint, hints_of_line, rows
 from clusterctl.scheduler.history import Attempt
+from clusterctl.scheduler.sites.advice import FOREIGN, OWN
 from clusterctl.util.assets import read_table
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK, job_with
 

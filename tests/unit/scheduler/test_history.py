@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.scheduler.base import JobInfo, JobState, elapsed_of
 from clusterctl.scheduler.history import Attempt, Hang, attempts_of, is_notice, left_mpi
-from clusterctl.scheduler.records import (
+from clusterctl.scheduler.slurm.records import (
     restarts_of,
     with_accounted,
     with_all_attempts,

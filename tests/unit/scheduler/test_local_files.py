@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
-from clusterctl.scheduler.facts import Evidence
-from clusterctl.scheduler.local_files import LocalFiles
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.ends.facts import Evidence
+from clusterctl.scheduler.ends.local_files import LocalFiles
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK, names
 
 REMOTE = "/home/ada/clusterctl/jobs/train-1"

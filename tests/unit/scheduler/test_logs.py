@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.diagnosis import diagnose
-from clusterctl.scheduler.facts import Evidence
+from clusterctl.scheduler.ends.diagnosis import diagnose
+from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.util.assets import read_table
 from tests.unit.scheduler.test_diagnosis import JOB
 

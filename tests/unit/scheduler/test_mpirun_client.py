@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import SchedulerError, UnreachableError, UsageError
-from clusterctl.scheduler import remote_jobs
-from clusterctl.scheduler.mpirun import JobRequest, MpirunClient, job_info
-from clusterctl.scheduler.remote_jobs import open_new, read
+from clusterctl.scheduler.sites import remote_jobs
+from clusterctl.scheduler.sites.mpirun import JobRequest, MpirunClient, job_info
+from clusterctl.scheduler.sites.remote_jobs import open_new, read
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import condition, refused

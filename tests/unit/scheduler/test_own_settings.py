@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm_conf import render_files, slurmd_digests
+from clusterctl.scheduler.slurm.conf import render_files, slurmd_digests
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 ONE = "demo-train-1"

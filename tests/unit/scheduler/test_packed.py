@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import fitted_to
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.sites.script import fitted_to
 from clusterctl.spec.job import JobSpec, job_of
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts

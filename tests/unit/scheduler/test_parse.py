@@ -11,7 +11,6 @@ from typing import Union, get_args, get_origin, get_type_hints
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler import slurm_parse
 from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
@@ -20,7 +19,8 @@ from clusterctl.scheduler.base import (
     StepInfo,
     worst_job,
 )
-from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes, gpu_count, gpus_by_type
+from clusterctl.scheduler.slurm import parse as slurm_parse
+from clusterctl.scheduler.slurm.values import expand_nodes, fold_nodes, gpu_count, gpus_by_type
 from tests.support.messages import refused
 from tests.support.scripted import CAPTURED, captured, separator_in
 

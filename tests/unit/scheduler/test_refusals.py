@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.scheduler.advice import FOREIGN, OWN
-from clusterctl.scheduler.refusals import RequestedOptions
+from clusterctl.scheduler.sites.advice import FOREIGN, OWN
+from clusterctl.scheduler.slurm.refusals import RequestedOptions
 from clusterctl.spec.sbatch import Directive, directives_of
 
 BY_LUA = (

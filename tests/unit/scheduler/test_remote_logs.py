@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.scheduler.remote_logs import is_full
+from clusterctl.scheduler.ends.remote_logs import is_full
 
 
 @pytest.mark.parametrize(

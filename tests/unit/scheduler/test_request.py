@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError, raise_together
-from clusterctl.scheduler.request import IN_TURN, Request
-from clusterctl.scheduler.script import fitted_to
+from clusterctl.scheduler.request.request import IN_TURN, Request
 from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.sites.script import fitted_to
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_file import jobs_of_file
 from clusterctl.spec.names import Launcher

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.mpirun import MpirunClient
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import fitted_to
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
-from clusterctl.scheduler.site import Pace
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.sites.mpirun import MpirunClient
+from clusterctl.scheduler.sites.script import fitted_to
+from clusterctl.scheduler.sites.site import Pace
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import PartitionFacts

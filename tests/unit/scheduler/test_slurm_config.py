@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm_conf import FENCE, fault_timeouts, render_files
+from clusterctl.scheduler.slurm.conf import FENCE, fault_timeouts, render_files
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import PROOF_PARTITION
 from clusterctl.spec.slurm_lines import OWNED_SLURM_KEYS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.trial import SbatchTrial
+from clusterctl.scheduler.slurm.trial import SbatchTrial
 
 TEXT = (Path(__file__).parent / "captures" / "test-only-24.11.txt").read_text()
 ANSWERS = {

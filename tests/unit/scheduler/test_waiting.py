@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
-from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
-from clusterctl.scheduler.facts import Evidence
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.ends.facts import Evidence
 from tests.unit.scheduler.test_diagnosis import GUEST, JOB, OPERATOR
 
 RESERVED: Final = "ReqNodeNotAvail, May be reserved for other job"

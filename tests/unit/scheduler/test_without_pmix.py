@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.job_checks import check_pmix
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import with_launcher
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
-from clusterctl.scheduler.slurm_conf import render_files
+from clusterctl.scheduler.sites.checks import check_pmix
+from clusterctl.scheduler.sites.script import with_launcher
+from clusterctl.scheduler.slurm.conf import render_files
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import Launcher
 from tests.support.inventories import inventory_with

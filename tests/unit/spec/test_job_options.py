@@ -14,9 +14,9 @@ from ruamel.yaml import YAML
 
 from clusterctl.cli.main import LazyVerb
 from clusterctl.errors import UsageError, raise_together
-from clusterctl.scheduler.refusals import RequestedOptions
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.slurm.refusals import RequestedOptions
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_file import Variant, job_schema
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.scheduler.slurm_conf import render_files
+from clusterctl.scheduler.slurm.conf import render_files
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from tests.unit.scheduler.test_slurm_config import make_inventory

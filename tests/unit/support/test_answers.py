@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.cli.output import Screen
 from clusterctl.cli.verbs import VERBS
-from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.ends.ending import Ending
 from tests.support.answers import Type, faults_of, hold, hold_output, read_page, verb_of
 
 END = Ending(job_id="7").as_dict()

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cache
 
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.slurm_values import GPU, amounts_of
+from clusterctl.scheduler.slurm.values import GPU, amounts_of
 from clusterctl.spec.names import reject_unknown
 
 _HOUR_S = 3600

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.scheduler.slurm_values import gpus_by_type
+from clusterctl.scheduler.slurm.values import gpus_by_type
 from clusterctl.spec.units import parse_slurm_memory_mib
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.base import NodeInfo
-    from clusterctl.scheduler.request import Request
+    from clusterctl.scheduler.request.request import Request
 
 # A node with another flag, such as PLANNED or COMPLETING, may be kept for another job.
 _FREE_STATES: Final = frozenset({"IDLE", "MIXED"})

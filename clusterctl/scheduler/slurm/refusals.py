@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler import advice
-from clusterctl.scheduler.advice import Advice
+from clusterctl.scheduler.sites import advice
+from clusterctl.scheduler.sites.advice import Advice
 
 if TYPE_CHECKING:
     from clusterctl.spec.job_options import Refusal

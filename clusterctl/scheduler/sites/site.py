@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from clusterctl.errors import UsageError
 from clusterctl.hosts.needs import UnmetNeed, lacks_of
-from clusterctl.scheduler import advice
-from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
-from clusterctl.scheduler.job_folders import JobFolders, folders_of
-from clusterctl.scheduler.refusals import RequestedOptions
-from clusterctl.scheduler.slurm_parse import PartitionInfo
+from clusterctl.scheduler.sites import advice
+from clusterctl.scheduler.sites.advice import Advice
+from clusterctl.scheduler.sites.folders import JobFolders, folders_of
+from clusterctl.scheduler.slurm.parse import PartitionInfo
+from clusterctl.scheduler.slurm.refusals import RequestedOptions
 from clusterctl.state.inventory import Inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.transport.base import Connect, Transport
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.request import Request
-    from clusterctl.scheduler.script import Environment
+    from clusterctl.scheduler.request.request import Request
+    from clusterctl.scheduler.sites.script import Environment
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.spec.sbatch import Directive
 

@@ -12,11 +12,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import UsageError, excluded, unaccompanied
-from clusterctl.scheduler.arrays import count_at_most, tasks_of
-from clusterctl.scheduler.capacity import shape_of
-from clusterctl.scheduler.request import IN_TURN, Request
-from clusterctl.scheduler.script import is_launched
-from clusterctl.scheduler.slurm_values import expand_nodes
+from clusterctl.scheduler.request.arrays import count_at_most, tasks_of
+from clusterctl.scheduler.request.capacity import shape_of
+from clusterctl.scheduler.request.request import IN_TURN, Request
+from clusterctl.scheduler.sites.script import is_launched
+from clusterctl.scheduler.slurm.values import expand_nodes
 from clusterctl.spec.job_options import OPTIONS, flag_of, job_options
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import Directive
@@ -24,7 +24,7 @@ from clusterctl.spec.sweep import MAX_TASKS
 from clusterctl.util import formatting
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.site import Site
+    from clusterctl.scheduler.sites.site import Site
     from clusterctl.state.inventory import Inventory, PartitionFacts
 
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
-from clusterctl.scheduler.arrays import fold_tasks, tasks_of
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -27,13 +26,14 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.history import SKEW_S, Attempt, Event, attempts_of, events_of
+from clusterctl.scheduler.request.arrays import fold_tasks, tasks_of
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.ledger import Change, JobEntry, Ledger
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.progress import Clock
 from clusterctl.util.terminal import plain_line
 
-_PROGRAM: Final = "clusterctl.scheduler.remote_logs"
+_PROGRAM: Final = "clusterctl.scheduler.ends.remote_logs"
 _ARRAY: Final = re.compile(rb"(?m)^#SBATCH\s+(?:--array[=\s]|-a)\s*[\"']?([0-9,:-]+)")
 _NO_START: Final = "the job's script ended before the job recorded its start"
 _GONE: Final = "the job's folder no longer exists"

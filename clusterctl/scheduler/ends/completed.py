@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from clusterctl.scheduler.excerpt import ended_part, excerpt_of_log
-from clusterctl.scheduler.hints import says_no_error
+from clusterctl.scheduler.ends.excerpt import ended_part, excerpt_of_log
+from clusterctl.scheduler.ends.hints import says_no_error
 
 # Lines after a traceback with which the log of a shell script still ends with the traceback.
 _REMARKS = 3

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import SchedulerError, TransportError
-from clusterctl.scheduler import remote_logs
-from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import (
     NO_LOG_SIGNAL,
     JobInfo,
@@ -21,13 +19,15 @@ from clusterctl.scheduler.base import (
     Outcome,
     StepInfo,
 )
-from clusterctl.scheduler.completed import LastError, error_at_end
-from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
-from clusterctl.scheduler.facts import Evidence, is_shell
+from clusterctl.scheduler.ends import remote_logs
+from clusterctl.scheduler.ends.completed import LastError, error_at_end
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose, diagnose_waiting
+from clusterctl.scheduler.ends.facts import Evidence, is_shell
+from clusterctl.scheduler.ends.local_files import LocalFiles
 from clusterctl.scheduler.history import attempts_of
-from clusterctl.scheduler.local_files import LocalFiles
-from clusterctl.scheduler.records import with_recorded_exit
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.availability import waits_for_nodes
+from clusterctl.scheduler.slurm.records import with_recorded_exit
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
@@ -197,7 +197,7 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
     if not folder:
         return {}
     hosts = dict(session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
-    argv = remote_argv("clusterctl.scheduler.remote_logs", "ends", folder, _task(job))
+    argv = remote_argv("clusterctl.scheduler.ends.remote_logs", "ends", folder, _task(job))
     answers, failed = call_on_hosts(
         hosts, lambda host: _read(hosts[host].run(argv).stdout.encode())
     )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.hosts.needs import UnmetNeed
-from clusterctl.scheduler import advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
-from clusterctl.scheduler.records import await_ends
-from clusterctl.scheduler.site import Check, Overview, Pace, Site
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.sites import advice
+from clusterctl.scheduler.sites.site import Check, Overview, Pace, Site
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm.records import await_ends
 from clusterctl.spec.names import MPI_SSH
 from clusterctl.spec.remote_folders import FILES
 from clusterctl.state.inventory import Inventory
@@ -26,8 +26,8 @@ from clusterctl.transport.base import Connect, Transport
 from clusterctl.util.assets import payload_hash
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.request import Request
-    from clusterctl.scheduler.script import Environment
+    from clusterctl.scheduler.request.request import Request
+    from clusterctl.scheduler.sites.script import Environment
     from clusterctl.spec.models import ClusterSpec
 
 
@@ -52,7 +52,7 @@ class OwnSlurm(Site):
     @property
     def checks(self) -> Sequence[Check]:
         # The models of jobs are slow to import, and most verbs need no job.
-        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415
+        from clusterctl.scheduler.sites import checks  # noqa: PLC0415
 
         return (
             checks.check_directives,
@@ -69,7 +69,7 @@ class OwnSlurm(Site):
         )
 
     def render(self, request: Request, environment: Environment | None = None) -> str:
-        from clusterctl.scheduler.script import Environment, render_script  # noqa: PLC0415
+        from clusterctl.scheduler.sites.script import Environment, render_script  # noqa: PLC0415
 
         return render_script(
             self.inventory,
@@ -176,15 +176,15 @@ class Mpirun(Site):
         patience_s: float,
         ledger: Ledger | None = None,
     ) -> Jobs:
-        from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - few clusters need it
+        from clusterctl.scheduler.sites.mpirun import MpirunClient  # noqa: PLC0415 - few clusters need it
 
         user = self.inventory.job_user
         return MpirunClient(self.inventory, user, controller, to, patience_s=patience_s)
 
     @property
     def checks(self) -> Sequence[Check]:
-        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
-        from clusterctl.scheduler.mpirun import check_slurm_options  # noqa: PLC0415 - as above
+        from clusterctl.scheduler.sites import checks  # noqa: PLC0415 - as above
+        from clusterctl.scheduler.sites.mpirun import check_slurm_options  # noqa: PLC0415 - as above
 
         return (
             check_slurm_options,
@@ -195,8 +195,8 @@ class Mpirun(Site):
         )
 
     def render(self, request: Request, environment: Environment | None = None) -> str:
-        from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415
-        from clusterctl.scheduler.script import Environment  # noqa: PLC0415
+        from clusterctl.scheduler.sites.mpirun import render_mpirun_script  # noqa: PLC0415
+        from clusterctl.scheduler.sites.script import Environment  # noqa: PLC0415
 
         return render_mpirun_script(
             self,
@@ -206,6 +206,6 @@ class Mpirun(Site):
         )
 
     def request(self, request: JobRequest, of_job: Request) -> JobRequest:
-        from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
+        from clusterctl.scheduler.sites.mpirun import with_nodes  # noqa: PLC0415 - as above
 
         return with_nodes(request, self, of_job)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo
-from clusterctl.scheduler.failed_rank import (
+from clusterctl.scheduler.ends.failed_rank import (
     FailedRank,
     failed_by_itself,
     first_failed,
@@ -22,8 +21,9 @@ from clusterctl.scheduler.failed_rank import (
     signal_name,
     with_reported_signal,
 )
+from clusterctl.scheduler.ends.log_text import without_long_lines
 from clusterctl.scheduler.history import Attempt
-from clusterctl.scheduler.log_text import without_long_lines
+from clusterctl.scheduler.sites.advice import OWN, Advice
 from clusterctl.util import formatting
 
 # Slurm samples the memory of a rank at intervals. A smaller share of the limit is not the peak.

@@ -28,10 +28,6 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.scheduler import advice, slurm_parse
-from clusterctl.scheduler.advice import Advice
-from clusterctl.scheduler.arrays import fold_tasks
-from clusterctl.scheduler.availability import HEALTH_REASON
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -44,11 +40,16 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
-from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
-from clusterctl.scheduler.refusals import RequestedOptions
-from clusterctl.scheduler.slurm_parse import PartitionInfo
-from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes
-from clusterctl.scheduler.trial import SbatchTrial
+from clusterctl.scheduler.request.arrays import fold_tasks
+from clusterctl.scheduler.sites import advice
+from clusterctl.scheduler.sites.advice import Advice
+from clusterctl.scheduler.slurm import parse as slurm_parse
+from clusterctl.scheduler.slurm.availability import HEALTH_REASON
+from clusterctl.scheduler.slurm.parse import PartitionInfo
+from clusterctl.scheduler.slurm.records import recorded_job, recorded_jobs, with_comments
+from clusterctl.scheduler.slurm.refusals import RequestedOptions
+from clusterctl.scheduler.slurm.trial import SbatchTrial
+from clusterctl.scheduler.slurm.values import expand_nodes, fold_nodes
 from clusterctl.spec.names import PROOF_ACCOUNT, PROOF_PARTITION, SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result

@@ -21,7 +21,7 @@ from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, own_exit
-from clusterctl.scheduler.slurm_values import (
+from clusterctl.scheduler.slurm.values import (
     as_exit_code,
     as_known_number,
     as_limit_s,

@@ -24,14 +24,14 @@ from clusterctl.scheduler.base import (
     reason_in_words,
     worst_job,
 )
-from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.spec.names import first_few
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.util import formatting
 from clusterctl.util.formatting import Fact
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.scheduler.ends.diagnosis import Diagnosis
     from clusterctl.state.run_record import TaskRecord
 
 # Whose lines an excerpt has.

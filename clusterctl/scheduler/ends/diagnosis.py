@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, plain, reason_in_words
-from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
-from clusterctl.scheduler.ending import show_log
-from clusterctl.scheduler.excerpt import OF_OTHERS, Excerpt, excerpt_of
-from clusterctl.scheduler.facts import Evidence, Facts
-from clusterctl.scheduler.failed_rank import FailedRank
-from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
-from clusterctl.scheduler.known import Cause, known_cause
-from clusterctl.scheduler.log_text import short
-from clusterctl.scheduler.waiting_causes import waiting_cause
+from clusterctl.scheduler.ends.certain_hints import certain_hints, hints_of_frames, hints_of_script
+from clusterctl.scheduler.ends.ending import show_log
+from clusterctl.scheduler.ends.excerpt import OF_OTHERS, Excerpt, excerpt_of
+from clusterctl.scheduler.ends.facts import Evidence, Facts
+from clusterctl.scheduler.ends.failed_rank import FailedRank
+from clusterctl.scheduler.ends.hints import Hint, hint_of_end, hinted_lines, hints_of_line
+from clusterctl.scheduler.ends.known import Cause, known_cause
+from clusterctl.scheduler.ends.log_text import short
+from clusterctl.scheduler.ends.waiting_causes import waiting_cause
+from clusterctl.scheduler.sites.advice import Advice
 
 _MOST_HINTS: Final = 4
 # The fix if the log is empty.

@@ -22,7 +22,7 @@ from clusterctl.transport.base import Transport, remote_argv, remove_folders
 if TYPE_CHECKING:
     from clusterctl.spec.job_options import JobOptions
 
-_PROGRAM = "clusterctl.scheduler.remote_secrets"
+_PROGRAM = "clusterctl.scheduler.request.remote_secrets"
 # A host that is down must not delay commands for long.
 _REMOVE_S = 10.0
 # Slurm may start these jobs again.

@@ -15,7 +15,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.packages.package_files import find_package_file
 from clusterctl.packages.project_files import choices_of, unsupported_packages
-from clusterctl.scheduler.facts import LocalMatch, Packages
+from clusterctl.scheduler.ends.facts import LocalMatch, Packages
 from clusterctl.spec.program import holds_package, import_roots, repository_of
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern

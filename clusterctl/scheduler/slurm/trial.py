@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.slurm_values import as_known_number
+from clusterctl.scheduler.slurm.values import as_known_number
 
 _START: Final = re.compile(r"^sbatch: Job \d+ to start at (\S+)", re.MULTILINE)
 _PREFIX: Final = re.compile(r"^(sbatch: (error: )?|allocation failure: )+")

@@ -32,8 +32,8 @@ from clusterctl.scheduler.base import (
     own_exit,
     retry,
 )
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import (
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.sites.script import (
     PLAIN,
     VERIFICATION_PER_NODE_S,
     Environment,
@@ -56,7 +56,7 @@ from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.site import Site
+    from clusterctl.scheduler.sites.site import Site
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
@@ -259,7 +259,7 @@ class MpirunClient(Nodes):
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         request_text = json.dumps({"user": self.user, **request})
-        program = remote_argv("clusterctl.scheduler.remote_jobs", request_text)[1:]
+        program = remote_argv("clusterctl.scheduler.sites.remote_jobs", request_text)[1:]
         output = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
         try:
             answer: Mapping[str, Any] = json.loads(output)

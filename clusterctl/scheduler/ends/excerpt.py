@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from clusterctl.scheduler.ending import OF_JOB
-from clusterctl.scheduler.facts import Evidence
-from clusterctl.scheduler.failed_rank import FailedRank
-from clusterctl.scheduler.log_text import (
+from clusterctl.scheduler.ends.ending import OF_JOB
+from clusterctl.scheduler.ends.facts import Evidence
+from clusterctl.scheduler.ends.failed_rank import FailedRank
+from clusterctl.scheduler.ends.log_text import (
     CONSEQUENCES,
     LEFT_OUT,
     compiled,

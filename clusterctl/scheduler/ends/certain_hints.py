@@ -17,10 +17,10 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
-from clusterctl.scheduler.excerpt import Excerpt
-from clusterctl.scheduler.facts import Evidence, LocalMatch
-from clusterctl.scheduler.hints import ADD_TO_IMAGE, Hint, way_to_packages
-from clusterctl.scheduler.log_text import compiled, short
+from clusterctl.scheduler.ends.excerpt import Excerpt
+from clusterctl.scheduler.ends.facts import Evidence, LocalMatch
+from clusterctl.scheduler.ends.hints import ADD_TO_IMAGE, Hint, way_to_packages
+from clusterctl.scheduler.ends.log_text import compiled, short
 from clusterctl.spec.sbatch import values_in
 from clusterctl.util.assets import read_table
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.request.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, quantities_of
 from clusterctl.spec.sbatch import (

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.scheduler.excerpt import OF_BASH, Excerpt
-from clusterctl.scheduler.facts import Evidence, Facts
-from clusterctl.scheduler.log_text import short
+from clusterctl.scheduler.ends.excerpt import OF_BASH, Excerpt
+from clusterctl.scheduler.ends.facts import Evidence, Facts
+from clusterctl.scheduler.ends.log_text import short
 from clusterctl.util.assets import read_table
 
 _HINTS: Final = Path(__file__).with_name("data") / "hints.yaml"

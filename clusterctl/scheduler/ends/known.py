@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from clusterctl.scheduler.advice import ANOTHER_FOLDER
 from clusterctl.scheduler.base import NO_LOG_SIGNAL, JobState
-from clusterctl.scheduler.excerpt import Excerpt
-from clusterctl.scheduler.facts import Evidence, Facts
-from clusterctl.scheduler.failed_rank import FailedRank, signal_name
+from clusterctl.scheduler.ends.excerpt import Excerpt
+from clusterctl.scheduler.ends.facts import Evidence, Facts
+from clusterctl.scheduler.ends.failed_rank import FailedRank, signal_name
+from clusterctl.scheduler.ends.log_text import compiled, short, without_long_lines
 from clusterctl.scheduler.history import LOST_SERVER, NO_SLURMSTEPD, is_notice, left_mpi
-from clusterctl.scheduler.log_text import compiled, short, without_long_lines
+from clusterctl.scheduler.sites.advice import ANOTHER_FOLDER
 from clusterctl.util import formatting
 
 # The last messages of a bundled job that a signal has stopped.

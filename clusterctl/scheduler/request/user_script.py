@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.directives import Directives
-from clusterctl.scheduler.foreign_lines import ForeignLines, foreign_lines
+from clusterctl.scheduler.request.directives import Directives
+from clusterctl.scheduler.request.foreign_lines import ForeignLines, foreign_lines
 from clusterctl.spec.program import INTERPRETERS, Language, language_of
 
 if TYPE_CHECKING:

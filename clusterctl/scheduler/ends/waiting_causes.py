@@ -10,8 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from clusterctl.scheduler.advice import Advice
-from clusterctl.scheduler.availability import (
+from clusterctl.scheduler.base import JobInfo, NodeInfo
+from clusterctl.scheduler.ends.facts import Evidence
+from clusterctl.scheduler.ends.known import Cause
+from clusterctl.scheduler.sites.advice import Advice
+from clusterctl.scheduler.slurm.availability import (
     DRAINED_STATES,
     HEALTH_REASON,
     NO_NODES,
@@ -20,10 +23,7 @@ from clusterctl.scheduler.availability import (
     is_reserved,
     waits_for_nodes,
 )
-from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.facts import Evidence
-from clusterctl.scheduler.known import Cause
-from clusterctl.scheduler.slurm_values import expand_nodes
+from clusterctl.scheduler.slurm.values import expand_nodes
 from clusterctl.util import formatting
 
 _UNAVAILABLE: Final = re.compile(r"UnavailableNodes:(\S+)")

@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.arrays import fold_tasks, tasks_of
-from clusterctl.scheduler.job_folders import folders_of
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.request.arrays import fold_tasks, tasks_of
+from clusterctl.scheduler.request.request import Request
+from clusterctl.scheduler.request.user_script import UserScript
+from clusterctl.scheduler.sites.folders import folders_of
 from clusterctl.spec import remote_folders
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
@@ -29,7 +29,7 @@ from clusterctl.util.assets import data_folder, render
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import WheelLock
-    from clusterctl.scheduler.site import Site
+    from clusterctl.scheduler.sites.site import Site
     from clusterctl.state.inventory import Inventory
 
 # Variables that mpirun passes to the ranks.
@@ -58,7 +58,7 @@ _ON_THE_CPU: Final = ("probe", "export")
 _SILENCE_S: Final = 600
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
-# The option of job.py and task.py with the folder of the job's secrets (scheduler/job_secrets.py),
+# The option of job.py and task.py with the folder of the job's secrets (scheduler/request/job_secrets.py),
 # as the script's variable has it.
 SECRETS: Final = '--secrets="$secrets"'
 

@@ -1,0 +1,1 @@
+"""Why a job ended or waits."""

@@ -1,0 +1,1 @@
+"""How a site differs: own Slurm, somebody else's, mpirun without Slurm."""

@@ -1,0 +1,1 @@
+"""How Slurm is asked, and the records of jobs that answer in its place."""
