@@ -54,7 +54,13 @@ _FRAME: Final = re.compile(
 # Where the message of an exception ends, which may have several lines.
 _MESSAGE_END: Final = re.compile(r"\n(?:\s*$|(?:Original )?Traceback |\"\"\"$)", re.MULTILINE)
 # Python's own modules, and installed packages.
-_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
+_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/(?:python|pypy)\d|^<frozen ")
+# Other frames that are not of the user's files, unless they are in the program's folder: code without
+# a file (but a script on stdin has lines), Cython's sources, packages in archives, commands such as
+# torchrun, and files of the system.
+_FOREIGN: Final = re.compile(
+    r"^<(?!stdin>)|\.p(?:yx|xi|xd)$|\.(?:egg|whl|zip|pyz|pex)/|/bin/[^/.]+$|^/usr/(?:lib|share)/"
+)
 _IMPORTER: Final = re.compile(r"\b(?:runpy|importlib)\b")
 # The text that Python writes between an exception and the exception raised from it.
 _CHAINED: Final = re.compile(
@@ -267,7 +273,7 @@ def _of_raised(raised: _Raised, folder: str) -> dict[str, Any]:
     match = next(same, raised.match)
     before = match.string[max(0, raised.start - _LOOK_BACK) : raised.start]
     frames = [*_FRAME.finditer(match["frames"])]
-    own = next((frame for frame in reversed(frames) if _is_own(frame)), None)
+    own = next((frame for frame in reversed(frames) if _is_own(frame, folder)), None)
     message = re.sub(r"\r(?=[^\n])", " ", raised.message)
     chain = dict.fromkeys(
         each["message"] for each in raised.chain if each["message"] != raised.message
@@ -279,7 +285,7 @@ def _of_raised(raised: _Raised, folder: str) -> dict[str, Any]:
         "exception": _plain([message])[0],
         "place": f"{_below(own['file'], folder)}:{own['line']}" if own else "",
         "part": raised.part,
-        "shadow": _below(_shadow(frames), folder),
+        "shadow": _below(_shadow(frames, folder), folder),
         "is_consequence": raised.is_consequence,
     }
 
@@ -301,16 +307,18 @@ def _raised_in(text: str) -> list[_Raised]:
     return found
 
 
-def _is_own(frame: re.Match[str]) -> bool:
-    """Return whether a frame is in a file of the user."""
-    return _LIBRARY.search(frame["file"]) is None
+def _is_own(frame: re.Match[str], folder: str) -> bool:
+    """Return whether a frame is in a file of the user. folder: of the program."""
+    file = frame["file"]
+    is_in_folder = bool(folder) and file.startswith(f"{folder}/")
+    return not _LIBRARY.search(file) and (is_in_folder or not _FOREIGN.search(file))
 
 
-def _shadow(frames: Sequence[re.Match[str]]) -> str:
+def _shadow(frames: Sequence[re.Match[str]], folder: str) -> str:
     """Return the path of a file of the user that a library imported, in place of a package, or ""."""
     for importing, frame in pairwise(frames):
         is_imported = frame["function"] == "<module>" and not _IMPORTER.search(importing["file"])
-        if is_imported and _is_own(frame) and not _is_own(importing):
+        if is_imported and _is_own(frame, folder) and _LIBRARY.search(importing["file"]):
             return frame["file"]
     return ""
 

@@ -152,6 +152,62 @@ def test_place_is_the_last_line_of_the_user_and_its_frame_is_shown() -> None:
     assert len(found.traceback) == 1 + 2 * 4 + 1
 
 
+# Frames of mpi4py, NumPy, generated code, commands and archives, and of interpreters of the system.
+FOREIGN_FILES = (
+    "src/mpi4py/MPI.src/msgpickle.pxi",
+    "numpy/random/mtrand.pyx",
+    "<string>",
+    "<__array_function__ internals>",
+    "<frozen importlib._bootstrap>",
+    "/env/bin/torchrun",
+    "/shared/eggs/tool-1.0-py3.11.egg/tool/run.py",
+    "/shared/tool.pex/run.py",
+    "/usr/lib/python3/dist-packages/yaml/__init__.py",
+    "/opt/conda/lib/python3.11/json/decoder.py",
+    "/opt/pypy/lib/pypy3.10/os.py",
+    "/jobs/x/.venv/lib64/python3.12/site-packages/torch/nn.py",
+    "/usr/share/snakemake/workflow.py",
+)
+
+
+@pytest.mark.parametrize("file", FOREIGN_FILES)
+def test_place_is_in_no_library_and_the_users_frame_is_quoted(file: str) -> None:
+    found = shown(frames("/jobs/x/main.py", *[file] * 4) + "PicklingError: x\n", folder="/jobs/x")
+    assert found.place == "main.py:0"
+    assert found.traceback[1] == '  File "/jobs/x/main.py", line 0, in f'
+    assert len(found.traceback) == 1 + 2 * 4 + 1
+
+
+def test_frames_of_mpi4py_without_source_lines_do_not_hide_the_users() -> None:
+    """As mpi4py 4 writes the error about a lambda that is sent."""
+    pxi = "".join(
+        f'  File "src/mpi4py/MPI.src/{name}", line {line}, in mpi4py.MPI.{what}\n'
+        for name, line, what in (
+            ("Comm.pyx", 1507, "Comm.send"),
+            ("msgpickle.pxi", 193, "PyMPI_send"),
+            ("msgpickle.pxi", 173, "pickle_dump"),
+            ("msgpickle.pxi", 159, "cdumps"),
+        )
+    )
+    found = shown(f"{frames('/w/main.py')}{pxi}AttributeError: Can't pickle local object\n")
+    assert (found.place, found.traceback[1:3]) == (
+        "/w/main.py:0",
+        ('  File "/w/main.py", line 0, in f', "    f()"),
+    )
+
+
+@pytest.mark.parametrize("file", ["/jobs/x/fast.pyx", "/jobs/x/app.pyz/run.py", "/jobs/x/bin/run"])
+def test_place_may_be_any_file_of_the_programs_folder(file: str) -> None:
+    found = shown(frames("/jobs/x/main.py", file) + "ValueError: x\n", folder="/jobs/x")
+    assert found.place == f"{file.removeprefix('/jobs/x/')}:1"
+
+
+@pytest.mark.parametrize(("file", "place"), [("<stdin>", "<stdin>:0"), ("<string>", "")])
+def test_place_of_a_script_without_a_file(file: str, place: str) -> None:
+    """A line number of `python -c`, or of generated code, tells nothing."""
+    assert shown(frames(file) + "ValueError: x\n").place == place
+
+
 def test_exception_that_another_process_sent_has_its_own_place() -> None:
     remote = (
         f'multiprocessing.pool.RemoteTraceback:\n"""\n{frames("/jobs/x/work.py")}KeyError: 3\n"""\n'
