@@ -1,7 +1,7 @@
 """The history of a job: its attempts, read from its file job.events. Uses only the standard library
 of Python 3.8 or newer.
 
-A job records its starts, signals, hangs, alarms, ends and requeues in this file
+A job records its starts, signals, hangs, alarms, causes, ends and requeues in this file
 (payload/node/job.py). The job's program can write to it too, so every value may be wrong or
 missing. Both clusterctl and the programs beside the job read the file by this module:
 payload/node/history.py is a link to it.
@@ -137,6 +137,15 @@ class Alarm(NamedTuple):
         return {name: getattr(self, name) for name in self._fields[:-1]}
 
 
+class RecordedCause(NamedTuple):
+    """A cause of a job's end, recorded by the program that knew it. text: that says it. task: the
+    first task of a pack that failed.
+    """
+
+    text: str
+    task: int
+
+
 class Attempt(NamedTuple):
     """A time in which a job had its nodes: a start, and what was recorded until the next start.
 
@@ -256,6 +265,15 @@ class Attempt(NamedTuple):
         """The last SIGTERM, with Slurm's state of the job. Empty: no SIGTERM."""
         terms = (each for each in reversed(self.events) if each.get("signal") == "SIGTERM")
         return next(terms, NOTHING)
+
+    @property
+    def causes(self) -> Mapping[str, RecordedCause]:
+        """The causes of the end, by their codes."""
+        return {
+            _text(each, "code"): RecordedCause(_text(each, "text"), int(_number(each, "task") or 0))
+            for each in self.events
+            if each.get("event") == "cause"
+        }
 
     @property
     def is_open(self) -> bool:

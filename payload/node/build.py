@@ -25,6 +25,7 @@ from payload.node import restarts, task
 from payload.node.output import start_with_output
 
 LOG = "build.log"
+CODE = "build-failed"
 # The end of the log tells later attempts of a job, and the tasks of its array, that the program is
 # built. Another job may run in the same folder, perhaps after its files were edited.
 BUILT = "clusterctl: the program of job {} is built\n"
@@ -33,8 +34,6 @@ KEPT = "builds"
 # A kept build that no job has used for this time is removed by the next build.
 UNUSED_S = 30 * 86400.0
 SHOWN_LINES = 20
-# A shell's exit status for a program that signal N has ended is this number and N.
-FROM_SHELL = 128
 # The NVIDIA driver has a folder for each GPU, whose file information has a line with its model.
 GPUS = "/proc/driver/nvidia/gpus"
 CHUNK = 1 << 20
@@ -49,8 +48,8 @@ RECORDS = (
 )
 
 
-def build(options: Mapping[str, str]) -> int:
-    """Build the program, or copy the files of an equal build. Return the exit status of the command.
+def build(options: Mapping[str, str]) -> None:
+    """Build the program, or copy the files of an equal build. CannotStartError: that failed.
 
     options: of `job.py run`. The current folder is the job's, for an array that of the task.
     """
@@ -66,22 +65,20 @@ def build(options: Mapping[str, str]) -> int:
                 fcntl.flock(log, fcntl.LOCK_EX)
             log.seek(0)
             if log.read().endswith(built):
-                return 0
-            status = build_or_copy(options, files, job, log)
-            if status == 0:
-                with suppress(OSError):
-                    log.write(built)
-            return status
+                return
+            build_or_copy(options, files, job, log)
+            with suppress(OSError):
+                log.write(built)
     except OSError as exc:
-        task.complain(f"the program can't be built on {task.host_name()}: {exc}")
-        return 1
+        text = f"the program can't be built on {task.host_name()}: {exc}"
+        raise task.CannotStartError(CODE, text) from exc
 
 
-def build_or_copy(options: Mapping[str, str], files: str, job: str, log: io.FileIO) -> int:
+def build_or_copy(options: Mapping[str, str], files: str, job: str, log: io.FileIO) -> None:
     """Copy the files of an equal build to ``files``, or build and keep them. job: its folder.
 
     Nothing is copied or kept if ``files`` has other files than those that were sent. OSError: a
-    file can't be copied.
+    file can't be copied. CannotStartError: the command failed.
     """
     kept = f"{os.path.dirname(os.path.dirname(job))}/{KEPT}"
     source = task.text_of(f"{job}/source.json")
@@ -91,19 +88,20 @@ def build_or_copy(options: Mapping[str, str], files: str, job: str, log: io.File
             os.utime(folder)
         log.write(f"clusterctl: copying the result of an equal build, {folder}\n".encode())
         copy(folder, files, list(found(folder)))
-        return 0
+        return
     before = found(files)
     start = os.path.join(files, options.get("start", ""))
     status = run(options["build"], start, log)
     if status:
-        complain(options["build"], status, f"{job}/{LOG}")
-        return status if status > 0 else FROM_SHELL - status
+        show_end(f"{job}/{LOG}")
+        end = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+        text = f"--build {options['build']} failed on {task.host_name()} with {end}"
+        raise task.CannotStartError(CODE, text, task.as_in_shell(status))
     made = [path for path, state in found(files).items() if before.get(path) != state]
     # A full disk must not fail a job whose program is built.
     with suppress(OSError):
         if folder:
             keep(files, made, kept, folder)
-    return 0
 
 
 def run(command: str, start: str, log: io.FileIO) -> int:
@@ -119,11 +117,10 @@ def run(command: str, start: str, log: io.FileIO) -> int:
     return status
 
 
-def complain(command: str, status: int, log: str) -> None:
-    end = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+def show_end(log: str) -> None:
+    """Write the last lines of a log to this job's log."""
     lines = restarts.end_of_file(log).splitlines()[-SHOWN_LINES:]
     task.write_all(2, "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
-    task.complain(f"the build failed on {task.host_name()} with {end}: {command}")
 
 
 def is_as_sent(files: str, source: str) -> bool:

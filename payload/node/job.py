@@ -20,6 +20,7 @@
                               or [SOURCE, TARGET, "by-node"] if each node gets a share of the files
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
+    job.py module-not-loaded [--array=ID] MODULE
     job.py shell [--secrets=FOLDER] PROGRAM...
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=PATH --kept=FOLDER --bind=FOLDER,... [--mounts=JSON] [--secrets=FOLDER]
@@ -30,11 +31,12 @@
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns
 the exit status of PROGRAM. `run` records the start, each signal and the end in the file job.events,
-and then a requeue or the reason against it. With SIGTERM it records the state that Slurm gives the
-job, such as TIMEOUT. `shell` starts PROGRAM, the shell of `clusterctl shell`, with a job's
-variables. On a node, `prepare` creates the folders of an array task, `torchrun` starts PyTorch's
-agent, `container` starts PROGRAM in an image, `watch` starts telemetry, and on the first node
-hang.py, and has Slurm requeue JOB if `run` was killed.
+and then a requeue or the reason against it. If the program can't start, `run` records the cause; so
+does `module-not-loaded`, which the script starts if it can't load MODULE. With SIGTERM, `run`
+records the state that Slurm gives the job, such as TIMEOUT. `shell` starts PROGRAM, the shell of
+`clusterctl shell`, with a job's variables. On a node, `prepare` creates the folders of an array
+task, `torchrun` starts PyTorch's agent, `container` starts PROGRAM in an image, `watch` starts
+telemetry, and on the first node hang.py, and has Slurm requeue JOB if `run` was killed.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ from payload.node.requeue import (
     own_log,
     own_nodes,
     requeue_unsupervised,
+    start_facts,
     step_environment,
     wait_for,
     wait_until_ended,
@@ -87,10 +90,12 @@ TELEMETRY_FAILED_S = 0.3
 # limit, srun writes the same line, but this process gets SIGTERM, and the ranks may use KillWait to
 # save their work.
 ABORTED_S = 3.0
-# The lines of `watch` about files that are staged: a text for the log, and at the end "" or the problem.
+# The lines of `watch` about files that are staged: a text for the log, and at the end "", or the code
+# and text of a CannotStartError as JSON.
 STAGING = "staging: "
 STAGED = "staged: "
-NO_IMAGE = "the image of --container can't be used on "
+# A shell returns this status if it finds no such program.
+NOT_STARTED = 127
 # srun reports the early end of a task.
 TASK_ENDED = re.compile(r"srun: error: \S+: tasks? ")
 # How long to wait for the first record of telemetry if the job is short.
@@ -148,11 +153,12 @@ class Telemetry:
         """Wait until ``count`` nodes have staged their files, and return the exit status of the job
         if its program can't run: a node has failed, or the job gets SIGTERM.
 
-        The progress is written to the job's log.
+        The progress is written to the job's log. CannotStartError: a node can't be prepared.
         """
         shown: set[str] = set()
         while True:
-            lines = os.pread(self._log, 1 << 24, 0).decode(errors="replace").splitlines()
+            text = os.pread(self._log, 1 << 24, 0).decode(errors="replace")
+            lines = text.rpartition("\n")[0].splitlines()
             texts = [line[len(STAGING) :] for line in lines if line.startswith(STAGING)]
             for text in texts:
                 if text not in shown:
@@ -160,9 +166,12 @@ class Telemetry:
             shown.update(texts)
             ends = [line[len(STAGED) :] for line in lines if line.startswith(STAGED)]
             if len(ends) >= count:
-                for problem in filter(None, ends):
-                    task.complain(problem)
-                return int(any(ends))
+                refusals = [task.CannotStartError(**json.loads(end)) for end in ends if end]
+                for refusal in refusals[1:]:
+                    task.complain(refusal.text)
+                if refusals:
+                    raise refusals[0]
+                return 0
             if signal.SIGTERM in signal.sigpending():
                 return history.FROM_SHELL + signal.SIGTERM
             if self._has_ended() or any(map(TASK_ENDED.match, lines)):
@@ -323,7 +332,7 @@ def run(words: Sequence[str]) -> int:
     options, program = task.split(words)
     nodes = [node for node in options.get("nodes", "").split(",") if node]
     try:
-        return run_program(without_ready_image(options), program, nodes)
+        return run_program(options, program, nodes)
     finally:
         if "secrets" in options:
             secret_values.forget(options, nodes)
@@ -351,13 +360,17 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     options: of `job.py run`.
     """
     slurmstepd = os.getppid()
-    # The folders of tasks have links to the files of the build.
-    if "build" in options and (failure := build.build(options)):
-        return failure
-    program = [*program, *prepare_program(options)]
     task.mark_restart([1, 2])
-    set_variables(nodes)
     events = JobEvents()
+    try:
+        options = without_ready_image(options)
+        # The folders of tasks have links to the files of the build.
+        if "build" in options:
+            build.build(options)
+    except task.CannotStartError as exc:
+        return refuse(events, options, nodes, exc)
+    program = [*program, *prepare_program(options)]
+    set_variables(nodes)
     if (status := end_unless_first(events)) is not None:
         return status
     task.hold_signals()
@@ -366,7 +379,10 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     if (status := restart.begin(nodes)) is not None:
         return status
     # A start that only ends the job has no values any more.
-    secrets = task.read_secrets(options)
+    try:
+        secrets = task.read_secrets(options)
+    except task.CannotStartError as exc:
+        return events.add_refusal(exc)
     sender = messages.MessageProcess(secrets.get(messages.VARIABLE, ""), begin)
     telemetry = Telemetry(options, nodes)
     if needs_preparation(options) and (status := await_stages(telemetry, restart, events, nodes)):
@@ -378,6 +394,8 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     running = JobProgram(program, restart, telemetry, {} if is_passed_on else secrets)
     code = running.wait()
     status = status_of_program(code, running, program, nodes)
+    for cause, text in restarts.causes_of_ranks().items() if status else ():
+        events.add("cause", code=cause, text=text)
     # Of ranks, the launcher's messages tell it.
     how = {} if running.launcher else {"how": ending_of(code)}
     events.add("end", status=status, **how)
@@ -391,6 +409,29 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
         restart.record_late_end()
     wait_until_ended(sender.end(), messages.LAST_S)
     return status
+
+
+def refuse(
+    events: JobEvents,
+    options: Mapping[str, str],
+    nodes: Sequence[str],
+    exc: task.CannotStartError,
+) -> int:
+    """Record a start whose program can't start. Return the job's exit status."""
+    restarts.forget_ends()
+    events.add("start", **start_facts(job_of(options), nodes))
+    return events.add_refusal(exc)
+
+
+def refuse_module(words: Sequence[str]) -> int:
+    """Record that this node can't load an environment module, and return the job's exit status.
+
+    words: the arguments of `job.py module-not-loaded`.
+    """
+    options, (name,) = task.split(words)
+    task.mark_restart([1, 2])
+    text = f"{task.host_name()} can't load the environment module {name}"
+    return refuse(JobEvents(), options, [], task.CannotStartError("module-not-loaded", text))
 
 
 def ending_of(code: int) -> str:
@@ -425,7 +466,10 @@ def await_stages(
     if its program can't run. nodes: the job's nodes, without Slurm.
     """
     since = time.time()
-    status = telemetry.await_staged_nodes(len(nodes or own_nodes()))
+    try:
+        status = telemetry.await_staged_nodes(len(nodes or own_nodes()))
+    except task.CannotStartError as exc:
+        status = events.add_cause(exc)
     events.add("staged", since=round(since, 3))
     if status > history.FROM_SHELL:
         restart.record_signal(signal.SIGTERM)
@@ -466,7 +510,10 @@ def shell(words: Sequence[str]) -> int:
     """
     options, program = task.split(words)
     set_variables([], hand_on=True)
-    os.environ.update(task.read_secrets(options))
+    try:
+        os.environ.update(task.read_secrets(options))
+    except task.CannotStartError as exc:
+        return exc.of_rank()
     if "secrets" in options:
         shutil.rmtree(options["secrets"], ignore_errors=True)
     for port in os.environ.pop("CLUSTERCTL_FORWARDED", "").split():
@@ -672,12 +719,12 @@ def container(words: Sequence[str]) -> int:
     has_gpus = gpus or (
         "SLURM_JOB_ID" not in os.environ and task.output_of(["nvidia-smi", "--list-gpus"])
     )
-    # The image does not see the file with the secrets.
-    os.environ.update(task.read_secrets(options))
     names = [name for name in options["env"].split(",") if name]
     mounts = json.loads(options.get("mounts", "[]"))
     inside = images.ContainerView(folders, mounts, names, bool(has_gpus))
     try:
+        # The image does not see the file with the secrets.
+        os.environ.update(task.read_secrets(options))
         if "convert" in options:
             images.prepare(options["image"], options["kept"], task.complain)
         command, environment = images.command(options["image"], options["kept"], inside, program)
@@ -685,9 +732,9 @@ def container(words: Sequence[str]) -> int:
         local = (
             os.environ.get("SLURM_LOCALID") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or "0"
         )
-        if local == "0":
-            task.complain(f"{NO_IMAGE}{task.host_name()}: {exc}")
-        return 127
+        return no_image(exc).of_rank() if local == "0" else NOT_STARTED
+    except task.CannotStartError as exc:
+        return exc.of_rank()
     os.environ.clear()
     os.environ.update(environment)
     return task.become(command)
@@ -761,16 +808,26 @@ def watch(words: Sequence[str]) -> int:
 
 
 def without_ready_image(options: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the options of `run`, without the image of a container that nodes can run as it is."""
+    """Return the options of `run`, without the image of a container that nodes can run as it is.
+
+    CannotStartError: there is no such image.
+    """
     if "image" not in options:
         return options
     from payload.node import images
 
-    # If there is no image, the ranks say so.
-    with suppress(images.ImageError):
+    try:
         if images.kind_of(options["image"]) in images.RAW:
             return options
+    except images.ImageError as exc:
+        raise no_image(exc) from exc
     return {name: value for name, value in options.items() if name != "image"}
+
+
+def no_image(exc: Exception) -> task.CannotStartError:
+    """Return the error for an image that this node can't use."""
+    text = f"the container image can't be used on {task.host_name()}: {exc}"
+    return task.CannotStartError("image-unfit", text, NOT_STARTED)
 
 
 def needs_preparation(options: Mapping[str, str]) -> bool:
@@ -806,13 +863,20 @@ def prepare_node(options: Mapping[str, str]) -> list[int]:
             say(f"{STAGING}{node}: {staged}")
     # `run` waits for an answer of each node.
     except images.ImageError as exc:
-        say(f"{STAGED}{NO_IMAGE}{node}: {exc}")
+        refuse_node(no_image(exc))
     except Exception as exc:
         what = exc if isinstance(exc, stage.StageError) else repr(exc)
-        say(f"{STAGED}files can't be staged on {node}: {what}")
+        text = f"files of --set stage= can't be staged on {node}: {what}"
+        refuse_node(task.CannotStartError("not-staged", text))
     else:
         say(STAGED)
     return locks
+
+
+def refuse_node(exc: task.CannotStartError) -> None:
+    """Tell `run` that this node can't be prepared."""
+    cause = {"code": exc.code, "text": exc.text, "status": exc.status}
+    say(f"{STAGED}{json.dumps(cause)}")
 
 
 def say(line: str) -> None:
@@ -875,6 +939,8 @@ if __name__ == "__main__":
         sys.exit(run(words))
     if verb == "shell":
         sys.exit(shell(words))
+    if verb == "module-not-loaded":
+        sys.exit(refuse_module(words))
     if verb == "prepare":
         sys.exit(prepare(*words))
     if verb == "container":

@@ -44,7 +44,7 @@ sys.path.insert(0, ROOT)
 from payload.node import history, ports, processes, task
 from payload.node.job import prepare_folder, read_sweep, say, take_sweep_values
 from payload.node.output import ProgramOutput, readable
-from payload.node.requeue import own_nodes
+from payload.node.requeue import JobEvents, own_nodes
 
 RECORDS = "packed.jsonl"
 LOGS = ("stdout.log", "stderr.log")
@@ -340,10 +340,9 @@ def run(words: Sequence[str]) -> int:
     running = pack.running
     left = pack.tasks.total - len(pack.tasks.succeeded) - len(failed)
     if failed:
-        task.complain(
-            f"{len(failed)} of {pack.tasks.total} tasks have failed: {named(failed)}; "
-            f"see task-{failed[0]}/stderr.log"
-        )
+        text = f"{len(failed)} of {pack.tasks.total} packed tasks failed: {named(failed)}"
+        JobEvents().add("cause", code="packed-tasks", text=text, task=failed[0])
+        task.complain(f"{text}; see task-{failed[0]}/stderr.log")
     if left and not pack.is_ending:
         were = f"; these were running: {named(running)}" if running else ""
         task.complain(f"the step has ended before {left} tasks{were}")
@@ -512,7 +511,10 @@ class Worker:
 def work(arguments: Sequence[str]) -> int:
     """Run the tasks on this node that `run` tells, until the end of standard input."""
     options, program = task.split(arguments)
-    worker = Worker(options, program)
+    try:
+        worker = Worker(options, program)
+    except task.CannotStartError as exc:
+        return exc.of_rank()
     own_rank = os.environ.get("SLURM_PROCID", "0")
     for name in [name for name in os.environ if name.startswith(STEP_ONLY)]:
         del os.environ[name]

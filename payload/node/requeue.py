@@ -88,6 +88,18 @@ class JobEvents:
             return os.path.getsize(history.EVENTS_FILE)
         return 0
 
+    def add_refusal(self, exc: task.CannotStartError) -> int:
+        """Record why the job's program can't start, and the job's end. Return its exit status."""
+        status = self.add_cause(exc)
+        self.add("end", status=status)
+        return status
+
+    def add_cause(self, exc: task.CannotStartError) -> int:
+        """Say and record why the job's program can't start. Return the job's exit status."""
+        task.complain(exc.text)
+        self.add("cause", code=exc.code, text=exc.text)
+        return exc.status
+
     def add(self, event: str, **fields: object) -> bool:
         """Record an event on disk. Return whether that worked: the disk may be full."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
@@ -128,15 +140,7 @@ class Restart:
 
         Return the exit status if the job should not run again.
         """
-        numbers = {
-            "restarts": "SLURM_RESTART_COUNT",
-            "since": "SLURM_JOB_START_TIME",
-            "until": "SLURM_JOB_END_TIME",
-        }
-        facts: dict[str, object] = {
-            key: int(os.environ.get(name, "0")) for key, name in numbers.items()
-        }
-        facts.update(job=self._job, partition=os.environ.get("SLURM_JOB_PARTITION", ""))
+        facts = start_facts(self._job, nodes)
         past = self._events.read()
         # slurmctld forgets its last seconds if it is killed: the end of a job, perhaps also its
         # start.
@@ -150,11 +154,9 @@ class Restart:
         failure = failure_before(attempt) if attempt else None
         if failure:
             facts.update(failure, progress=self._progress(past))
-        port = os.environ.get("MASTER_PORT", "")
-        facts.update({"port": int(port)} if port.isdecimal() else {})
         if drained := self._events.drained_since(int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
             facts.update(drained=drained)
-        self._events.add("start", nodes=nodes or own_nodes(), **facts)
+        self._events.add("start", **facts)
         for file in (restarts.HANG_FILE, restarts.ALARM_FILE):
             if os.path.exists(file):
                 os.unlink(file)
@@ -331,6 +333,23 @@ class Restart:
         exclude = ["scontrol", "update", f"jobid={self._job}", f"excnodelist={every}"]
         if can_run and wait_for(exclude) == 0:
             self._events.add("excluded", nodes=nodes)
+
+
+def start_facts(job: str, nodes: Sequence[str]) -> dict[str, object]:
+    """Return the fields of the event of a start. nodes: of a job without Slurm."""
+    numbers = {
+        "restarts": "SLURM_RESTART_COUNT",
+        "since": "SLURM_JOB_START_TIME",
+        "until": "SLURM_JOB_END_TIME",
+    }
+    port = os.environ.get("MASTER_PORT", "")
+    return {
+        "nodes": nodes or own_nodes(),
+        **{key: int(os.environ.get(name, "0")) for key, name in numbers.items()},
+        "job": job,
+        "partition": os.environ.get("SLURM_JOB_PARTITION", ""),
+        **({"port": int(port)} if port.isdecimal() else {}),
+    }
 
 
 def job_of(options: Mapping[str, str]) -> str:

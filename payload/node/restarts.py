@@ -288,6 +288,13 @@ def left_mpi(log: str) -> str:
     return f"rank {left[0]} on {left[1]}" if left else ""
 
 
+def causes_of_ranks() -> Mapping[str, str]:
+    """Return code -> text of the causes for which ranks could not start."""
+    files = [entry.path for entry in _entries(task.RANKS) if entry.name.endswith(".cause")]
+    pairs = [end_of_file(path).partition(" ") for path in sorted(files, reverse=True)]
+    return {code: text for code, _, text in pairs}
+
+
 def _is_end(entry: os.DirEntry[str]) -> bool:
     return entry.name.endswith(".end")
 
@@ -347,9 +354,9 @@ def is_aborted(log: str) -> bool:
 
 
 def forget_ends() -> None:
-    """Remove the records of how ranks of the previous attempt ended."""
-    for entry in list(_entries("rank-logs")):
-        if entry.name.endswith(".end"):
+    """Remove the records of how ranks of the previous attempt ended, and why they did not start."""
+    for entry in list(_entries(task.RANKS)):
+        if entry.name.endswith((".end", ".cause")):
             with suppress(OSError):
                 os.unlink(entry.path)
 

@@ -30,6 +30,8 @@ else:
 HOST_FOLDER = "/opt/clusterctl"
 # The file of variables that only ranks get: NAME=VALUE, each ended by a null byte.
 SECRETS = "environ"
+# The folder of the ranks' logs, of the records of their ends, and of why ranks could not start.
+RANKS = "rank-logs"
 PASSED_ON = frozenset(
     getattr(signal, f"SIG{name}") for name in "HUP INT QUIT ALRM TERM USR1 USR2".split()
 )
@@ -46,6 +48,31 @@ FOREVER_S = 1e6
 CHUNK = 1 << 16
 # How long the start of a line is held back until the rest of the line follows.
 LINE_S = 0.5
+
+
+class CannotStartError(Exception):
+    """A program can't start. code: of the cause. text: a line that says it. status: of the job."""
+
+    def __init__(self, code: str, text: str, status: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.status = status
+
+    def of_rank(self) -> int:
+        """Say why a rank can't start, and leave that for job.py, which only the first node has.
+        Return the exit status.
+        """
+        complain(self.text)
+        folder = os.path.join(os.path.dirname(os.environ.get("CLUSTERCTL_HEARTBEAT", "")), RANKS)
+        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "0")
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            return self.status
+        cause = f"{self.code} {self.text}".encode(errors="replace")
+        write_file(f"{folder}/{rank}.cause", os.O_TRUNC, cause)
+        return self.status
 
 
 def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -235,8 +262,9 @@ def take_host_variables() -> None:
 
 
 def read_secrets(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in the folder of ``--secrets``, {} without this option. If they are
-    gone, exit.
+    """Return the variables in the folder of ``--secrets``, {} without this option.
+
+    CannotStartError: they are gone.
     """
     if "secrets" not in options:
         return {}
@@ -244,11 +272,9 @@ def read_secrets(options: Mapping[str, str]) -> dict[str, str]:
         with open(f"{options['secrets']}/{SECRETS}", errors="surrogateescape") as file:
             pairs = [entry.partition("=") for entry in file.read().split("\0") if entry]
     except OSError as exc:
-        complain(
-            f"the values of `submit --secret` can't be read on {host_name()} ({exc.strerror}): "
-            "they are removed when a job has ended; submit the job again"
-        )
-        sys.exit(1)
+        raise CannotStartError(
+            "secrets-gone", f"{host_name()} has no values of --secret any more ({exc.strerror})"
+        ) from None
     return {name: value for name, _, value in pairs}
 
 
@@ -267,7 +293,10 @@ def rank(words: Sequence[str]) -> int:
     options, program = split(words)
     launcher = options.get("of", "srun")
     describe_rank(launcher, int(options.get("per-node", "1")))
-    os.environ.update(read_secrets(options))
+    try:
+        os.environ.update(read_secrets(options))
+    except CannotStartError as exc:
+        return exc.of_rank()
     if launcher == "mpirun":
         take_host_variables()
     choose_mig_device()

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from clusterctl.scheduler.base import NO_LOG_SIGNAL, JobState
 from clusterctl.scheduler.ends.excerpt import Excerpt
@@ -42,54 +42,21 @@ class Cause:
     failed: FailedRank | None = None
 
 
-class _Stated(NamedTuple):
-    """A line of job.py. pattern: its groups are in the texts as ``{name}``."""
-
-    code: str
-    pattern: str
-    what: str
-    fix: str
-
-
-_STATED: Final = (
-    _Stated(
-        "build-failed",
-        r"^clusterctl: the build failed on (?P<host>\S+) with (?P<end>.*?): (?P<command>.*)",
-        "--build {command} failed on {host} with {end}",
-        "correct what these lines say; build.log of the run has the whole output, and --module NAME "
-        "loads a compiler of the site",
-    ),
-    _Stated(
-        "module-not-loaded",
-        r"^clusterctl: the module (?P<module>\S+) can't be loaded on (?P<host>\S+)",
-        "{host} can't load the environment module {module}",
-        "`clusterctl ssh -- 'bash -lc \"module avail\"'` lists the modules",
-    ),
-    _Stated(
-        "secrets-gone",
-        r"^clusterctl: the values of `submit --secret` can't be read on (?P<host>\S+) "
-        r"\((?P<reason>.*)\)",
-        "{host} has no values of --secret any more ({reason})",
-        "submit the job again, or `clusterctl replay RUN`: values are removed with their job",
-    ),
-    _Stated(
-        "not-staged",
-        r"^clusterctl: files can't be staged on (?P<host>[^\s:]+): (?P<reason>.+)$",
-        "files of --set stage= can't be staged on {host}: {reason}",
-        "correct SOURCE:TARGET of --set stage=; both are paths on the nodes",
-    ),
-    _Stated(
-        "image-unfit",
-        r"^clusterctl: the image of --container can't be used on (?P<host>[^\s:]+): (?P<reason>.+)$",
-        "the container image can't be used on {host}: {reason}",
-        "correct --container or --mount, or what the node lacks; `clusterctl submit --help` names the "
-        "kinds of images",
-    ),
-)
-_PACKED: Final = (
-    r"^clusterctl: (?P<failed>\d+) of (?P<all>\d+) tasks have failed: "
-    r"(?P<tasks>(?P<first>\d+)[\d, .]*);"
-)
+# The fix for each cause that job.py, or the program that knows it, has recorded: see
+# ``Attempt.causes``. task: the number of the first failed task of a pack.
+_FIXES: Final = {
+    "build-failed": "correct what these lines say; build.log of the run has the whole output, and "
+    "--module NAME loads a compiler of the site",
+    "module-not-loaded": "`clusterctl ssh -- 'bash -lc \"module avail\"'` lists the modules",
+    "secrets-gone": "submit the job again, or `clusterctl replay RUN`: values are removed with their "
+    "job",
+    "not-staged": "correct SOURCE:TARGET of --set stage=; both are paths on the nodes",
+    "image-unfit": "correct --container or --mount, or what the node lacks; `clusterctl submit --help` "
+    "names the kinds of images",
+    "packed-tasks": "`clusterctl logs {job}_{task}` shows the output of the first; after "
+    "`clusterctl collect`, `clusterctl replay {job} --failed` runs them again",
+}
+_COLUMNS: Final = 400
 _PROLOG: Final = r"^slurmstepd\S*: error: Prolog failure on node (?P<node>\S+)"
 # Slurm's lines about memory. The step that they name belongs to the job.
 _OUT_OF_MEMORY: Final = (
@@ -380,24 +347,13 @@ def _lost_node(case: _Case) -> Cause:
     )
 
 
-def _by_job_py(case: _Case) -> Iterator[Cause]:
-    """Yield why job.py has not started the program, or which of its tasks failed, as its log says."""
-    for row in _STATED:
-        if match := compiled(row.pattern).search(case.log):
-            groups = {name: short(text) for name, text in match.groupdict("").items()}
-            yield Cause(
-                code=row.code,
-                what=row.what.format(**groups),
-                fix=row.fix.format(**groups),
-            )
-    if match := compiled(_PACKED).search(case.log):
-        job_id = case.facts.job.id
-        yield Cause(
-            code="packed-tasks",
-            what=f"{match['failed']} of {match['all']} packed tasks failed: {match['tasks']}",
-            fix=f"`clusterctl logs {job_id}_{match['first']}` shows the output of the first; after "
-            f"`clusterctl collect`, `clusterctl replay {job_id} --failed` runs them again",
-        )
+def _by_record(case: _Case) -> Iterator[Cause]:
+    """Yield why the program was not started, or which of its tasks failed, as the job recorded it."""
+    causes = case.facts.attempt.causes
+    for code, fix in _FIXES.items():
+        if cause := causes.get(code):
+            words = {"job": case.facts.job.id, "task": cause.task}
+            yield Cause(code=code, what=short(cause.text, _COLUMNS), fix=fix.format(**words))
 
 
 def _by_signal(case: _Case) -> Iterator[Cause]:
@@ -462,7 +418,7 @@ _RULES: Final[tuple[Callable[[_Case], Iterator[Cause]], ...]] = (
     _by_supervisor,
     _by_memory,
     _by_loss,
-    _by_job_py,
+    _by_record,
     _by_signal,
     _by_lack_of_words,
 )

@@ -61,6 +61,8 @@ FILES: Final = '"$files"'
 # The option of job.py and task.py with the folder of the job's secrets (scheduler/request/job_secrets.py),
 # as the script's variable has it.
 SECRETS: Final = '--secrets="$secrets"'
+# The option of job.py with the ID of an array's task.
+_ARRAY: Final = '--array="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,12 +457,12 @@ def render_script(
         *watch_options(job, inventory, environment),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
-        *(['--array="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'] if has_tasks else []),
+        *([_ARRAY] if has_tasks else []),
         *(["--sweep"] if job.sweep is not None and not job.pack else []),
     ]
     return render(
         "job.sbatch.j2",
-        **common_words(job, environment, payload_hash),
+        **common_words(job, environment, payload_hash, array=f" {_ARRAY}" if has_tasks else ""),
         shell_script=script is not None and not script.is_python,
         own_directives=request.lines,
         options=(
@@ -508,14 +510,20 @@ def watch_options(job: JobSpec, inventory: Inventory, environment: Environment) 
     return [f"--telemetry={inventory.interval_s:g}", *hang, *alarms, *files]
 
 
-def common_words(job: JobSpec, environment: Environment, payload_hash: str) -> dict[str, str]:
+def common_words(
+    job: JobSpec, environment: Environment, payload_hash: str, *, array: str = ""
+) -> dict[str, str]:
     """Return placeholder -> text for the templates of job scripts, the same for Slurm and for
     mpirun.
+
+    array: the option of job.py with the ID of an array's task.
 
     ``needs`` lists the files that must be in the current folder to start the script by hand.
     """
     # The script of an interactive session is a folder.
     has_script = job.script is not None and not job.script.is_dir()
+    python = f"{environment.base}/bin/python"
+    payload = f"{environment.payloads}/{payload_hash}"
     files = [
         *([f"{PROGRAM_FOLDER}/{job.place.script}"] if has_script else []),
         *([SWEEP_FILE] if job.sweep is not None else []),
@@ -523,7 +531,7 @@ def common_words(job: JobSpec, environment: Environment, payload_hash: str) -> d
     return {
         "title": job.name,
         "needs": " and ".join(["this file", *files]),
-        "modules": _load_modules(job),
+        "modules": _load_modules(job, python, payload, array),
         "secrets": f"${{PWD%/*/*}}/{remote_folders.SECRETS}/${{PWD##*/}}" if job.secret else "",
         "image": _image(job.container) if job.container else "",
         "files": PROGRAM_FOLDER,
@@ -532,24 +540,27 @@ def common_words(job: JobSpec, environment: Environment, payload_hash: str) -> d
         "profile": environment.profile,
         "path": environment.path,
         "prefix": shlex.quote(environment.prefix) if environment.prefix else "",
-        "python": f"{environment.base}/bin/python",
-        "payload": f"{environment.payloads}/{payload_hash}",
+        "python": python,
+        "payload": payload,
     }
 
 
-def _load_modules(job: JobSpec) -> str:
+def _load_modules(job: JobSpec, python: str, payload: str, array: str) -> str:
     """Return lines of a job's script that load its environment modules. Empty: the job has no
     modules.
+
+    python, payload: paths on the node, quoted: what is sourced before may set any variable.
+    array: the option of job.py with the ID of an array's task.
     """
     if not job.module:
         return ""
-    failed = 'echo "clusterctl: the module $module can\'t be loaded on $HOSTNAME" >&2 && exit 1'
+    failed = f'exec {python} -IS {payload}/payload/node/job.py module-not-loaded{array} "$module"'
     return "\n".join(
         (
             "# /etc/profile may replace PATH.",
             "type module &>/dev/null || { path=$PATH && . /etc/profile &>/dev/null; PATH=$path:$PATH; }",
             f"for module in {shlex.join(job.module)}; do",
-            f'    module load "$module" || {{ {failed}; }}',
+            f'    module load "$module" || {failed}',
             "done",
         )
     )

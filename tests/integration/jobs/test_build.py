@@ -16,7 +16,15 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import file_sha256
 from payload.node.build import key_of
 from tests.support.inventories import inventory_with
-from tests.support.played.batch import HASH, INVENTORY, Batch, play, rendered, shell_job
+from tests.support.played.batch import (
+    HASH,
+    INVENTORY,
+    Batch,
+    play,
+    recorded_causes,
+    rendered,
+    shell_job,
+)
 
 # Counts its calls in the folder above the jobs' folders.
 COMMAND = (
@@ -193,9 +201,8 @@ def test_failed_build_ends_the_job_with_its_last_lines(batch: Batch) -> None:
     rc, out, err = batch.run(rendered(job))
     assert (rc, out) == (4, "")
     assert "main.f90:3: Error" in err
-    assert err.splitlines()[-1].startswith(
-        "clusterctl: the build failed on node-1 with exit code 4: "
-    )
+    assert err.endswith(f"clusterctl: --build {command} failed on node-1 with exit code 4\n")
+    assert recorded_causes(batch.folder) == ["build-failed"]
     assert "before" in (batch.folder / "build.log").read_text()
     assert not (batch.folder.parents[1] / "builds").exists()
 
@@ -210,7 +217,8 @@ def test_modules_are_loaded_in_order_or_end_the_job(
     text = rendered(job).replace("#!/bin/bash\n", f"#!/bin/bash\n{define}", 1)
     rc, out, err = batch.run(text)
     assert (rc, out) == ((1, "") if fails else (0, " gcc/12 mpi\n"))
-    assert ("the module bad can't be loaded" in err) is fails
+    assert ("can't load the environment module bad" in err) is fails
+    assert recorded_causes(batch.folder) == (["module-not-loaded"] if fails else [])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,15 @@ from clusterctl.transport.base import remote_argv
 from clusterctl.util.assets import payload_hash
 from payload.node import task
 from tests.support.messages import condition, refused
-from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
+from tests.support.played.batch import (
+    HASH,
+    Batch,
+    play,
+    recorded_causes,
+    rendered,
+    shell_job,
+    user_script,
+)
 
 VALUE = 'canary=1 "$(id)" \\'
 SECRET = {"TOKEN": SecretStr(VALUE)}
@@ -110,6 +118,20 @@ def test_job_without_its_values_does_not_start(batch: Batch) -> None:
     rc, out, err = batch.run(rendered(shell_job(batch, "echo ran", secret=SECRET)))
     assert (rc, out) == (1, "")
     assert "--secret" in err
+    assert recorded_causes(batch.folder) == ["secrets-gone"]
+
+
+def test_rank_without_its_values_does_not_start(batch: Batch) -> None:
+    """Nodes may share no folder, and the values be gone on another node than the first."""
+    folder = send(batch)
+    play(
+        batch.folder.parent / "bin" / "srun",
+        f'while [[ $1 == -* ]]; do shift; done; rm -rf "{folder}"; exec "$@"',
+    )
+    script = user_script(batch.folder, "ranks.py", "print('ran')\n")
+    job = JobSpec(name="ranks", script=script, nodes=2, secret=SECRET)
+    assert batch.run(rendered(job))[:2] == (1, "")
+    assert recorded_causes(batch.folder) == ["secrets-gone"]
 
 
 @pytest.mark.parametrize(("status", "stays"), [(75, True), (1, True), (2, False), (0, False)])

@@ -13,7 +13,16 @@ from pydantic import SecretStr
 
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import data_folder
-from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
+from tests.support.played.batch import (
+    HASH,
+    HOSTILE,
+    Batch,
+    play,
+    recorded_causes,
+    rendered,
+    shell_job,
+    user_script,
+)
 
 ANSIBLE = data_folder("ansible") / "roles"
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
@@ -301,7 +310,7 @@ def test_bundled_program_uses_the_images_python(batch, image):
     )
 
 
-UNFIT = "clusterctl: the image of --container can't be used on node-1: "
+UNFIT = "clusterctl: the container image can't be used on node-1: "
 
 
 def test_node_without_engine_is_named_in_one_line(batch, image):
@@ -309,6 +318,7 @@ def test_node_without_engine_is_named_in_one_line(batch, image):
     assert (rc, out) == (127, "")
     assert err.startswith(UNFIT)
     assert err.count("\n") == 1
+    assert recorded_causes(batch.folder) == ["image-unfit"]
     batch.environment["SLURM_LOCALID"] = "1"  # the other ranks of that node say nothing
     assert batch.run(rendered(python_job(batch, container=image, tasks_per_node=2))) == (
         127,
@@ -326,3 +336,4 @@ def test_node_without_the_image_is_named_in_one_line(batch):
     assert rc == 127
     assert err.partition(": copy")[0] == NO_IMAGE
     assert err.count("\n") == 1
+    assert recorded_causes(batch.folder) == ["image-unfit"]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.request.request import Request
 from clusterctl.scheduler.sites.script import render_script
 from clusterctl.spec.job import JobSpec
@@ -49,6 +50,15 @@ HOSTILE = ("$HOME", "; false", "|", *(name.decode(errors="ignore") for name in H
 def rendered(job: JobSpec) -> str:
     """The job's batch script."""
     return render_script(INVENTORY, Request.read(job), payload_hash=HASH)
+
+
+def recorded_causes(folder: Path) -> list[str]:
+    """The codes of the causes that a job recorded, if it recorded the start before and the end after
+    each.
+    """
+    (attempt,) = attempts_of((folder / "job.events").read_text())
+    assert [event["event"] for event in attempt.events][-1] == "end"
+    return [*attempt.causes]
 
 
 def user_script(folder: Path, name: str, text: str) -> Path:

@@ -113,21 +113,6 @@ def names(found: Diagnosis) -> set[str]:
 
 
 LOGS = (
-    (
-        "build-failed",
-        "main.f90:3:4: Error: syntax\nmake: *** [Makefile:2: prog] Error 1\n"
-        "clusterctl: the build failed on n1 with exit code 2: make -j4\n",
-    ),
-    (
-        "module-not-loaded",
-        "Lmod has detected the following error: The following module(s) are unknown: \"gcc/99\"\n"
-        "clusterctl: the module gcc/99 can't be loaded on n1\n",
-    ),
-    (
-        "secrets-gone",
-        "clusterctl: the values of `submit --secret` can't be read on n1 (No such file or directory): they "
-        "are removed when a job has ended; submit the job again\n",
-    ),
     ("missing-module", "/opt/clusterctl/env/bin/python: No module named nosuch\n"),
     (
         "relative-import-in-script",
@@ -277,12 +262,6 @@ LOGS = (
     ("out-of-memory", ("slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being "
         "killed\n")),
     ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
-    ("image-unfit", "clusterctl: the image of --container can't be used on n1: it has none\n"),
-    ("not-staged", "clusterctl: files can't be staged on n1: /data/x: No such file or directory\n"),
-    (
-        "packed-tasks",
-        "clusterctl: 2 of 24 tasks have failed: 3, 7; see task-3/stderr.log\n",
-    ),
     ("segmentation-fault", "srun: error: n1: task 0: Segmentation fault (core dumped)\n"),
     ("bus-error", "srun: error: n1: task 0: Bus error\n"),
     ("illegal-instruction", "srun: error: n1: task 0: Illegal instruction\n"),
@@ -313,6 +292,33 @@ def test_diagnosis_of_recorded_logs_has_the_code_of_the_cause(code: str, log: st
     assert code in names(found), found
     assert ending_of(found).summary.startswith("job 12 (train) failed: ")
     assert "{" not in found.cause + found.fix
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "build-failed",
+        "module-not-loaded",
+        "secrets-gone",
+        "not-staged",
+        "image-unfit",
+        "packed-tasks",
+    ],
+)
+def test_cause_that_the_job_recorded_is_told_with_its_text(code: str) -> None:
+    log = "main.f90:3:4: Error: syntax\nclusterctl: the text\n"
+    attempt = attempt_with(event="cause", code=code, text="the text\x1b[2J", task=3)
+    found = diagnose(Evidence(job=JOB, log=log, attempt=attempt))
+    assert (found.code, found.cause) == (code, "the text[2J")
+    assert "{" not in found.fix
+    assert ("logs 12_3" in found.fix) is (code == "packed-tasks")
+
+
+@pytest.mark.parametrize("code", ["", 3, None, "other", ["build-failed"]])
+def test_cause_of_another_code_is_no_cause(code: Any) -> None:
+    """The job's program can write to its record."""
+    attempt = attempt_with(event="cause", code=code, text="the text")
+    assert diagnose(Evidence(job=JOB, attempt=attempt)).code == "exit-code"
 
 
 STATES = (

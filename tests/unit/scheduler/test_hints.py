@@ -319,9 +319,10 @@ def test_file_that_hides_a_package_is_named_by_the_frames() -> None:
 
 def test_known_cause_has_hints_only_if_the_program_may_tell_why() -> None:
     header = "main.c:1:10: fatal error: mpi.h: No such file or directory\n"
-    build = "clusterctl: the build failed on n1 with exit code 1: make\n"
-    assert hinted(header + build).code == "build-failed"
-    assert hint_of("missing-header", hinted(header + build))
+    failed = {"event": "cause", "time": 1, "code": "build-failed", "text": "--build make failed"}
+    build = hinted(header, attempt=Attempt(events=[failed]))
+    assert build.code == "build-failed"
+    assert hint_of("missing-header", build)
     assert not hinted(
         "open: No space left on device\n", lost={"n1": "Not responding"}, ends={}
     ).hints
