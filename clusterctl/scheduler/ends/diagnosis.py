@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any, Final
 
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, plain, reason_in_words
 from clusterctl.scheduler.ends.certain_hints import certain_hints, hints_of_frames, hints_of_script
 from clusterctl.scheduler.ends.ending import show_log
-from clusterctl.scheduler.ends.excerpt import OF_OTHERS, Excerpt, excerpt_of
+from clusterctl.scheduler.ends.excerpt import BY_ANOTHER, OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.ends.facts import Evidence, Facts
 from clusterctl.scheduler.ends.failed_rank import FailedRank
-from clusterctl.scheduler.ends.hints import Hint, hint_of_end, hinted_lines, hints_of_line
+from clusterctl.scheduler.ends.hints import Hint, hint_of_end, hinted_lines, usual_hint
 from clusterctl.scheduler.ends.known import Cause, known_cause
 from clusterctl.scheduler.ends.log_text import short
 from clusterctl.scheduler.ends.waiting_causes import waiting_cause
 from clusterctl.scheduler.sites.advice import Advice
 
-_MOST_HINTS: Final = 4
 # The fix if the log is empty.
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
 # Causes that name the failed part without the reason, which the program's lines may tell.
@@ -197,42 +197,38 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return Diagnosis(facts=facts, known=waiting_cause(evidence))
     excerpt = excerpt_of(evidence, facts.failed) if evidence.job.ended else Excerpt()
     known = known_cause(facts, evidence, excerpt)
-    hints: tuple[Hint, ...] = ()
-    if known is None or known.code in _WITH_HINTS:
-        end = hint_of_end(facts) if known is None else ()
-        found = _one_of_each(*_hints(excerpt, evidence), *end)
-        hints = tuple(_of_job(hint, facts.job.id) for hint in found)
     return Diagnosis(
-        facts=facts, known=known, excerpt=excerpt, hints=hints, was_read=evidence.was_read
+        facts=facts,
+        known=known,
+        excerpt=excerpt,
+        hints=tuple(_hints(facts, known, excerpt, evidence)),
+        was_read=evidence.was_read,
     )
 
 
-def _hints(excerpt: Excerpt, evidence: Evidence) -> Iterator[Hint]:
-    """Yield the hints: first the certain hints, then the usual meaning of other lines."""
+def _hints(
+    facts: Facts, known: Cause | None, excerpt: Excerpt, evidence: Evidence
+) -> Iterator[Hint]:
+    """Yield a hint about the end, then those about the script.
+
+    The first is a certain one, or else the usual meaning of the line that ended the job, or else that
+    of the signal or the exit code.
+    """
+    if known is not None and known.code not in _WITH_HINTS:
+        return
     lines = [*hinted_lines(excerpt)]
-    certain = [
-        *hints_of_frames(excerpt),
-        *certain_hints(lines, evidence),
-        *hints_of_script(evidence),
-    ]
-    yield from certain
-    told = {hint.line for hint in certain}
-    for line in lines:
-        if line not in told:
-            yield from hints_of_line(line, evidence)
+    said = chain(
+        hints_of_frames(excerpt), certain_hints(lines, evidence), usual_hint(lines, evidence)
+    )
+    end = hint_of_end(facts) if known is None else ()
+    ways = (end, said) if facts.failed.signal in BY_ANOTHER else (said, end)
+    for hint in (*islice(chain(*ways), 1), *hints_of_script(evidence)):
+        yield _of_job(hint, facts.job.id)
 
 
 def _of_job(hint: Hint, job_id: str) -> Hint:
     """Return a hint with the number of the job in its commands."""
     return replace(hint, fix=hint.fix.replace("clusterctl logs ID", f"clusterctl logs {job_id}"))
-
-
-def _one_of_each(*hints: Hint) -> tuple[Hint, ...]:
-    """Return the first hint of each name."""
-    found: dict[str, Hint] = {}
-    for hint in hints:
-        found.setdefault(hint.name, hint)
-    return tuple(found.values())[:_MOST_HINTS]
 
 
 def diagnose_waiting(

@@ -40,7 +40,8 @@ _MESSAGE_LINES = 8  # of an exception
 _COLUMNS = 400
 _TAIL_COLUMNS = 120
 _RETURNS = 2
-_BY_ANOTHER: Final = frozenset({"SIGKILL", "SIGTERM"})
+# Signals that a process gets from outside, so that its last words do not belong to its end.
+BY_ANOTHER: Final = frozenset({"SIGKILL", "SIGTERM"})
 # The quantifiers are possessive and the message is optional, so that hostile logs take no time.
 _TRACEBACK: Final = re.compile(
     r"^(?P<frames>(?:(?:Original )?Traceback \(most recent call last\):\n)?"
@@ -193,7 +194,7 @@ def excerpt_of(evidence: Evidence, failed: FailedRank) -> Excerpt:
     folder = evidence.folder or evidence.job.work_dir
     source = OF_JOB if own is None else OF_OTHERS
     of_job = [replace(excerpt_of_log(text, folder), source=source) for text in (stderr, stdout)]
-    if own is not None and failed.signal in _BY_ANOTHER:
+    if own is not None and failed.signal in BY_ANOTHER:
         # A killed rank had no last words, and those of other ranks are not its own.
         of_job = []
     of_rank = [replace(excerpt_of_log(own or "", folder), source=str(failed))]

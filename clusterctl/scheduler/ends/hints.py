@@ -7,7 +7,7 @@ Hints that rest on more than a message are in certain_hints.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -93,24 +93,27 @@ def says_no_error(line: str) -> bool:
 
 
 def hinted_lines(excerpt: Excerpt) -> Iterator[str]:
-    """Yield the lines for which there are hints: the exception with which a log ends and those from
-    which it was raised, or the last line and what mpirun or a runtime says of the end before it.
+    """Yield the line that ended the job: the last statement, or else the exception with which the log
+    ends, unless it ended only a part of the program. What mpirun or a runtime says of the end counts as
+    that line.
     """
     last = excerpt.last_line
-    runtime = [line for line in excerpt.of_shell if not OF_BASH.match(line)]
     mpirun = [line for line in excerpt.last if _OF_MPI.match(line)]
     banner = [line for rule, line in pairwise(excerpt.last) if _RULE.match(rule)]
-    end = (*runtime, *banner, *mpirun, last) if last else (*excerpt.chain, excerpt.exception)
+    runtime = [line for line in excerpt.of_shell if not OF_BASH.match(line)]
+    raised = "" if excerpt.part else excerpt.exception
+    end = (last, *mpirun, *banner, *runtime) if last else (raised,)
     yield from (line for line in dict.fromkeys(end) if line and not says_no_error(line))
 
 
-def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
-    """Yield the hints of the table about a line. General hints are yielded only if no other hint
-    matches.
+def usual_hint(lines: Iterable[str], evidence: Evidence) -> Iterator[Hint]:
+    """Yield the hint of the table about the lines: of the first row that fits one. A general row is the
+    last choice.
     """
-    found = [(row, match) for row, pattern in rows() if (match := pattern.search(line))]
-    special = [each for each in found if not each[0].general]
-    for row, match in special or found:
+    found = [
+        (row, match) for line in lines for row, pattern in rows() if (match := pattern.search(line))
+    ]
+    for row, match in sorted(found, key=lambda each: each[0].general)[:1]:
         groups = {name: short(text) for name, text in match.groupdict("").items()}
         # The search for packages reads files.
         told = f"{row.says} {row.fix}"
@@ -118,7 +121,7 @@ def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
         says, fix = (
             text.format(**groups, **ways) if "{" in text else text for text in (row.says, row.fix)
         )
-        yield Hint(name=row.name, line=line, says=says, fix=fix)
+        yield Hint(name=row.name, line=match.string, says=says, fix=fix)
 
 
 ADD_TO_IMAGE: Final = "add it to the image, or use another image with --container"

@@ -147,7 +147,7 @@ LOGS = (
         f"{'-' * 74}\nmpirun was unable to find the specified executable file, and therefore\n"
         f"did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n{'-' * 74}\n",
     ),
-    ("permission-denied", "job.sh: line 1: /shared/x: Permission denied\n"),
+    ("not-executable", "job.sh: line 1: /shared/x: Permission denied\n"),
     ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
     ("noexec", ("slurmstepd-n1: error: execve(): /run/slurmd/job00002/slurm_script: Permission "
         "denied\n")),

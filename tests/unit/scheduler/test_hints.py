@@ -9,9 +9,9 @@ import pytest
 
 from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose
 from clusterctl.scheduler.ends.facts import Evidence, LocalMatch, Packages
-from clusterctl.scheduler.ends.hints import Hint, hints_of_line, rows
+from clusterctl.scheduler.ends.hints import Hint, rows, usual_hint
 from clusterctl.scheduler.history import Attempt
-from clusterctl.scheduler.sites.advice import FOREIGN, OWN
+from clusterctl.scheduler.sites.advice import FOREIGN, OWN, Advice
 from clusterctl.util.assets import read_table
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK, job_with
 
@@ -43,32 +43,24 @@ def hint_of(name: str, found: Diagnosis) -> Hint:
     return next(hint for hint in found.hints if hint.name == name)
 
 
-def test_each_row_has_a_line_that_it_fits() -> None:
-    table = {row.name: pattern for row, pattern in rows()}
-    assert HINTED.keys() == table.keys()
-    assert not [name for name, line in HINTED.items() if not table[name].search(line)]
+@pytest.mark.parametrize("advice", [OWN, FOREIGN])
+def test_each_row_has_a_line_with_its_hint(advice: Advice) -> None:
+    assert HINTED.keys() == {row.name for row, _ in rows()}
+    for name, line in HINTED.items():
+        (hint,) = usual_hint([line], Evidence(job=JOB, advice=advice))
+        assert (hint.name, "{" in hint.told("")) == (name, False)
 
 
 @pytest.mark.parametrize("line", ORDINARY)
 def test_ordinary_line_has_no_hint(line: str) -> None:
-    assert not [*hints_of_line(line, Evidence(job=JOB))]
+    assert not [*usual_hint([line], Evidence(job=JOB))]
 
 
 def test_hint_about_no_packages_searches_for_none() -> None:
     def search() -> Packages:
         raise AssertionError
 
-    assert [*hints_of_line("./a: Permission denied", Evidence(job=JOB, packages=search))]
-
-
-def test_texts_of_all_rows_can_be_filled_in() -> None:
-    for name, line in HINTED.items():
-        for advice in (OWN, FOREIGN):
-            hints = {
-                hint.name: hint for hint in hints_of_line(line, Evidence(job=JOB, advice=advice))
-            }
-            assert hints, name
-            assert not any("{" in hint.told("") for hint in hints.values())
+    assert [*usual_hint(["./a: Permission denied"], Evidence(job=JOB, packages=search))]
 
 
 def test_row_that_says_little_is_left_out_beside_another() -> None:
@@ -125,10 +117,31 @@ def test_hint_has_its_line_which_is_not_repeated_in_words() -> None:
     assert hint.line not in hint.told("")
 
 
-def test_exceptions_of_a_chain_have_hints() -> None:
+def test_earlier_exceptions_have_no_hint() -> None:
+    """The program went on after them: with another exception, or without the thread."""
     first = f"{TRACEBACK}OSError: [Errno 28] No space left on device\n"
     link = "\nThe above exception was the direct cause of the following exception:\n\n"
-    assert hint_of("disk-full", hinted(f"{first}{link}{TRACEBACK}RuntimeError: write failed\n"))
+    assert hinted(first).hints
+    assert not hinted(f"{first}{link}{TRACEBACK}RuntimeError: write failed\n").hints
+    assert not hinted(f"bad mesh\nException in thread T-1 (f):\n{first}").hints
+
+
+@pytest.mark.parametrize(
+    ("signal", "name"), [(9, "killed"), (15, "terminated"), (11, "host-memory")]
+)
+def test_last_words_of_a_killed_process_have_no_hint(signal: int, name: str) -> None:
+    job = job_with(signal=signal, exit_code=0)
+    found = diagnose(Evidence(job=job, log=f"{TRACEBACK}MemoryError\n"))
+    assert [hint.name for hint in found.hints] == [name]
+
+
+def test_end_has_a_single_hint() -> None:
+    """Of the last line, of what mpirun says of the end, and of the exit code."""
+    rule = "-" * 74
+    slots = "There are not enough slots available in the system"
+    log = f"{rule}\n{slots}\n{rule}\njob.sh: line 2: ./a.out: Permission denied\n"
+    found = diagnose(Evidence(job=job_with(exit_code=137), log=log))
+    assert [hint.name for hint in found.hints] == ["mpi-slots"]
 
 
 @pytest.mark.parametrize(
