@@ -197,11 +197,6 @@ class Attempt(NamedTuple):
         return _text(self.start, "partition")
 
     @property
-    def port(self) -> int:
-        """MASTER_PORT; 0 if it is unknown."""
-        return int(_number(self.start, "port") or 0)
-
-    @property
     def until(self) -> float:
         """When the time limit ends the attempt; infinite without a limit."""
         return _number(self.start, "until") or float("inf")

@@ -342,13 +342,11 @@ def start_facts(job: str, nodes: Sequence[str]) -> dict[str, object]:
         "since": "SLURM_JOB_START_TIME",
         "until": "SLURM_JOB_END_TIME",
     }
-    port = os.environ.get("MASTER_PORT", "")
     return {
         "nodes": nodes or own_nodes(),
         **{key: int(os.environ.get(name, "0")) for key, name in numbers.items()},
         "job": job,
         "partition": os.environ.get("SLURM_JOB_PARTITION", ""),
-        **({"port": int(port)} if port.isdecimal() else {}),
     }
 
 

@@ -1,15 +1,13 @@
 """Hints that rest on more than a message: the user's files on this machine, the job's script, the
-names of packages, MASTER_PORT, the frames of a traceback.
+names of packages, the frames of a traceback.
 
 Each function gets a line or other evidence, and yields certain hints.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,38 +17,13 @@ from packaging.utils import canonicalize_name
 
 from clusterctl.scheduler.ends.excerpt import Excerpt
 from clusterctl.scheduler.ends.facts import Evidence, LocalMatch
-from clusterctl.scheduler.ends.hints import ADD_TO_IMAGE, Hint, way_to_packages
+from clusterctl.scheduler.ends.hints import Hint, way_to_packages
 from clusterctl.scheduler.ends.log_text import compiled, short
 from clusterctl.spec.sbatch import values_in
 from clusterctl.util.assets import read_table
 
 _PACKAGES: Final = Path(__file__).with_name("data") / "packages.yaml"
-# Names so similar differ in a letter or two.
-_SIMILAR: Final = 0.8
 _MOST_WORDS: Final = 60
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Language:
-    """How a language says that a package is missing: see data/packages.yaml."""
-
-    name: str
-    match: str
-    debian: str
-    red_hat: str
-    otherwise: str
-    ending: str = ""
-    variable: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Library:
-    """The packages of a library or a tool: see data/packages.yaml."""
-
-    names: str
-    debian: str
-    red_hat: str
-    module: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +32,6 @@ class _Packages:
 
     modules: Mapping[str, str]
     same_name: str
-    languages: tuple[_Language, ...]
-    libraries: tuple[_Library, ...]
-    tools: tuple[_Library, ...]
 
 
 def _table() -> _Packages:
@@ -75,13 +45,17 @@ def _certain(name: str, says: str, fix: str, line: str = "") -> Hint:
 def certain_hints(lines: Iterable[str], evidence: Evidence) -> Iterator[Hint]:
     """Yield the hints about the lines."""
     for line in lines:
-        for function in (_module, _file, _own_log, _package, _library, _step_without_path, _port):
+        for function in (_module, _file, _own_log, _step_without_path):
             yield from function(line, evidence)
 
 
 # --- Files of the user ---------------------------------------------------------------------------
-# How the C library, dash, Node.js and Java say that a path does not exist (ENOENT).
-_NO_FILE: Final = r"(?i)\bno such file\b|\bENOENT\b|\bNoSuchFileException\b"
+# How the C library, Node.js, Java and dash say that a path does not exist (ENOENT). Of a path that a
+# program creates, the folder is missing.
+_NO_FILE: Final = (
+    r"^(?!.*\bcannot (?:create|touch)\b).*(?:\b[Nn]o such file\b|\bENOENT\b|\bNoSuchFileException\b"
+    r"|: \d+: \S*/\S+: not found$)"
+)
 _OF_SHELL: Final = r"^\S+: (?:line )?\d+: "
 # A quoted name, or a path.
 _WORD: Final = (
@@ -218,23 +192,20 @@ def _own_module(module: str, line: str, here: LocalMatch, evidence: Evidence) ->
 
 def _not_installed(module: str, line: str, evidence: Evidence) -> Hint:
     modules = _table().modules
-    same_name = _table().same_name.split()
     top = module.partition(".")[0]
     package = modules.get(module) or modules.get(top) or top
-    # Another name may be misspelt, or be that of another package on PyPI.
-    is_sure = package != top or top in same_name
+    # Another name may be that of another package on PyPI.
+    is_sure = package != top or top in _table().same_name.split()
     what = package if is_sure else f"the package that has {top}"
-    meant = "" if is_sure else _similar_to(top, [*same_name, *modules])
-    first = f"correct the import if {meant} is meant, or " if meant else ""
     packages = evidence.packages()
     if packages.image:
         fix = (
-            f"{first}add {what} to the image, or use another: with --container, --requirements has no "
+            f"add {what} to the image, or use another: with --container, --requirements has no "
             "effect"
         )
     elif packages.environment:
         fix = (
-            f"{first}install {what} in the environment {packages.environment} on the cluster, or use "
+            f"install {what} in the environment {packages.environment} on the cluster, or use "
             "--requirements in place of --env-path"
         )
     elif choice := packages.choices.get(canonicalize_name(package)):
@@ -243,25 +214,12 @@ def _not_installed(module: str, line: str, evidence: Evidence) -> Hint:
         fix = packages.way
     elif packages.listed:
         fix = (
-            f"{first}submit with --requirements {packages.listed}; if the file does not list {what}, "
+            f"submit with --requirements {packages.listed}; if the file does not list {what}, "
             "add it"
         )
     else:
-        fix = (
-            f"{first}add {what} to a requirements file, and submit with --requirements "
-            "requirements.txt"
-        )
-    is_meant = f" (is {meant} meant?)" if meant else ""
-    return _certain("missing-module", f"Python has no module {module}{is_meant}", fix, line)
-
-
-def _similar_to(module: str, known: Iterable[str]) -> str:
-    """Return a module of which a name may be a misspelling, or ""."""
-    near: list[str] = []
-    for names in (known, sys.stdlib_module_names):
-        near += difflib.get_close_matches(module, sorted(names), 1, _SIMILAR)
-    # Names such as torchx are extended on purpose.
-    return "" if not near or module.startswith(near[0]) else near[0]
+        fix = f"add {what} to a requirements file, and submit with --requirements requirements.txt"
+    return _certain("missing-module", f"Python has no module {module}", fix, line)
 
 
 def hints_of_frames(excerpt: Excerpt) -> Iterator[Hint]:
@@ -275,109 +233,11 @@ def hints_of_frames(excerpt: Excerpt) -> Iterator[Hint]:
         )
 
 
-# --- Packages of distributions -------------------------------------------------------------------
-# {name}: of the library. gcc and nvcc, clang, gfortran, ld
-_LACKS_HEADER: Final = (
-    r"fatal error: {name}: No such file or directory",
-    r"fatal error: '{name}' file not found",
-    r"Fatal Error: Cannot open module file '{name}' for reading",
-    r"\bld: cannot find -l{name}(?:: No such file or directory)?$",
-)
-# {name}: of the tool. bash, sh, make, env, srun
-_LACKS_TOOL: Final = (
-    r"(?:^|[\s:]){name}: command not found$",
-    r"^\S+: (?:line )?\d+: {name}: not found$",
-    r"^\S*make(?:\[\d+\])?: {name}: No such file or directory$",
-    r"^(?:\S*/)?env: ['\u2018]?{name}['\u2019]?: No such file or directory",
-    r"execve\(\): {name}: No such file or directory",
-)
-
-
-def _library(line: str, evidence: Evidence) -> Iterator[Hint]:
-    """Hint at a header, library, compiler or interpreter that distributions have."""
-    for name, libraries, words, kind in (
-        ("missing-header", _table().libraries, _LACKS_HEADER, "the compiler does not find"),
-        ("command-not-found", _table().tools, _LACKS_TOOL, "command not found:"),
-    ):
-        for library in libraries:
-            patterns = "|".join(words).replace("{name}", f"({library.names})")
-            if match := compiled(patterns).search(line):
-                what = next(filter(None, match.groups()))
-                yield _certain(name, f"{kind} {what}", _fix_for_library(library, evidence), line)
-                break
-
-
-def _fix_for_library(library: _Library, evidence: Evidence) -> str:
-    if evidence.packages().image:
-        return ADD_TO_IMAGE
-    if evidence.advice.is_operator:
-        return (
-            f"add it to the nodes: `software: {{packages: [{library.debian}]}}` in the spec (Rocky "
-            f"Linux: {library.red_hat}), then `clusterctl up`; or use a --container"
-        )
-    module = f"--module {library.module} or another module of the site"
-    return f"load it with {module}, or use a --container"
-
-
-def _package(line: str, evidence: Evidence) -> Iterator[Hint]:
-    """Hint at a package that a program in R, Perl or the like lacks."""
-    for language in _table().languages:
-        if match := compiled(language.match).search(line):
-            name = match["name"].replace("/", "::" if language.name == "Perl" else "/")
-            yield _own_package(language, name, match["name"], line, evidence) or _certain(
-                "missing-package",
-                f"there is no package {name} of {language.name}",
-                _fix_for_package(language, match["name"], evidence),
-                line,
-            )
-
-
-def _own_package(
-    language: _Language, name: str, path: str, line: str, evidence: Evidence
-) -> Hint | None:
-    """Explain why the job does not find a module of the user."""
-    if not language.ending:
-        return None
-    file = path.replace(".", "/") + language.ending
-    here = evidence.left_here(file, is_module=False)
-    if here.beside:
-        return _certain(
-            "own-module-not-found",
-            f"module {name} was sent with the job, in a folder that {language.name} does not search",
-            f"submit with --env {language.variable.format(folder=here.beside)}",
-            line,
-        )
-    if place := here.home or here.above:
-        flag = "--include" if here.home else "--folder"
-        return _certain(
-            "module-stayed-at-home",
-            f"module {name} exists on your machine, but was not sent with the job",
-            f"submit with {flag} {place}{_excluded(evidence)}",
-            line,
-        )
-    return None
-
-
-def _fix_for_package(language: _Language, name: str, evidence: Evidence) -> str:
-    hyphened = name.replace("/", "-").replace(".", "-")
-    if evidence.packages().image:
-        return "add the package to the image, or use another image with --container"
-    own = f"install it in the job user's home, such as with {language.otherwise}"
-    if not evidence.advice.is_operator or not language.debian:
-        return f"{own}; or use a --module, an --env-path or a --container that has it"
-    return (
-        f"add it to the nodes: `software: {{packages: [{language.debian.format(name=hyphened.lower())}]}}` "
-        f"in the spec (Rocky Linux: {language.red_hat.format(name=hyphened)}), then `clusterctl up`; or "
-        f"{own}"
-    )
-
-
 # --- The script and its steps --------------------------------------------------------------------
 # srun starts a program for which a step has no PATH.
 _NOT_STARTED: Final = r"execve\(\): (?P<what>[\w.+-]+): No such file or directory"
 _STEP_EXPORT: Final = r"^[^#\n]*\bsrun\b[^\n]*--export[= ](?P<value>(?!ALL\b)\S+)"
 _OTHERS: Final = r"^#(?P<name>PBS|BSUB|PJM) +-"
-_PORT_IN_USE: Final = r"(?i)address already in use|EADDRINUSE|errno: 98\b"
 
 
 def _step_without_path(line: str, evidence: Evidence) -> Iterator[Hint]:
@@ -406,18 +266,4 @@ def hints_of_script(evidence: Evidence) -> Iterator[Hint]:
             f"clusterctl passes none of the script's #{mark} lines to Slurm, and the job has no "
             f"{mark} variables",
             "write the lines as #SBATCH; SLURM_SUBMIT_DIR is the folder in which the job starts",
-        )
-
-
-def _port(line: str, evidence: Evidence) -> Iterator[Hint]:
-    """Hint at MASTER_PORT, if the message names this port as taken."""
-    port = evidence.attempt.port
-    named = rf"\bMASTER_PORT\b|(?<![\d.]){port}(?![\d.]*\d)"
-    if port and compiled(_PORT_IN_USE).search(line) and compiled(named).search(line):
-        yield _certain(
-            "port-in-use",
-            f"MASTER_PORT ({port}) is already in use: a process on the node has it",
-            "if two parts of the program listen on MASTER_PORT, give one of them another port; "
-            "otherwise submit again: the job then gets another port",
-            line,
         )

@@ -475,10 +475,10 @@ def test_command_that_shows_the_log_is_given_once() -> None:
 @pytest.mark.parametrize("more", ["", "the plain model is used\nthe model is too bad\n"])
 def test_line_has_a_hint_only_if_it_is_the_last(more: str) -> None:
     """After another line the program may have gone on."""
-    line = "Error in library(fine) : there is no package called \u2018fine\u2019\n"
+    line = "ModuleNotFoundError: No module named 'fine'\n"
     found = diagnosis_of(line + more)
     assert [(hint.name, hint.is_certain) for hint in found.hints] == (
-        [] if more else [("missing-package", True)]
+        [] if more else [("missing-module", True)]
     )
     assert not more or found.fix.startswith("not known")
 

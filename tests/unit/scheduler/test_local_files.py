@@ -142,30 +142,6 @@ def test_way_to_the_packages_is_that_of_the_users_files(tmp_path, files, request
     assert words.format(top=tmp_path) in advice(found)
 
 
-LOCATE = (
-    "Can't locate {}.pm in @INC (you may need to install it) (@INC contains: /a) at a.pl line 3.\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("log", "file", "words"),
-    [
-        (LOCATE.format("My/Part"), "lib/My/Part.pm", "PERL5LIB=lib"),
-        ("a.rb:1:in `require': cannot load such file -- part (LoadError)\n", "src/part.rb", "RUBYLIB=src"),
-        ("lua: a.lua:1: module 'my.part' not found:\n", "lib/my/part.lua", "'LUA_PATH=lib/?.lua;;'"),
-        (LOCATE.format("My/Part"), "My/Part.pm", "--include /My/Part.pm"),
-        (LOCATE.format("My/Part"), "../My/Part.pm", "--folder {top}"),
-        (LOCATE.format("My/Part"), "lib/Part.pm", "libmy-part-perl"),
-    ],
-)  # fmt: skip
-def test_own_module_of_another_language_is_never_to_be_installed(tmp_path, log, file, words):
-    write(tmp_path, ".git/HEAD", "a/train.py", f"a/{file}")
-    sent = (file,) if file.startswith(("lib", "src")) else ()
-    found = diagnosed(tmp_path, "a", log, sent)
-    assert words.format(top=tmp_path) in advice(found)
-    assert ("software" in advice(found)) is ("-perl" in words)
-
-
 @pytest.mark.parametrize("file", ["uv.lock", "pyproject.toml"])
 @pytest.mark.parametrize(
     ("module", "chosen", "words"),
@@ -247,6 +223,7 @@ def program_error(message: str) -> str:
         ("cat: data/waves/a.txt: No such file or directory\n", UNSENT),
         ("head: cannot open 'data/waves/a.txt' for reading: No such file or directory\n", UNSENT),
         ("sh: 0: cannot open data/waves/a.txt: No such file\n", UNSENT),
+        ("job.sh: 2: data/waves/a.txt: not found\n", UNSENT),
         ("cannot open file 'data/waves/a.txt': No such file or directory\nExecution halted\n", UNSENT),
         ("Error: ENOENT: no such file or directory, open 'data/waves/a.txt'\n", UNSENT),
         ("panic: open data/waves/a.txt: no such file or directory\n", UNSENT),
@@ -264,6 +241,8 @@ def program_error(message: str) -> str:
         (program_error("FileNotFoundError: no samples in data/waves/*.txt."), ""),
         ("warning: data/waves is empty, falling back to zeros\nepoch 1\nbad loss\n", ""),
         ("data/waves/a.txt: line 3: nosuch: command not found\n", ""),
+        ("mkdir: cannot create directory 'data/waves': No such file or directory\n", ""),
+        ("job.sh: 2: a.txt: not found\n", ""),
         ("data/waves/a.txt: line 3: other: No such file or directory\n", ""),
     ],
 )  # fmt: skip
