@@ -19,9 +19,9 @@ from tests.unit.scheduler.test_diagnosis import diagnosis_of, names
         ("import ctypes; ctypes.CDLL('libnosuch.so.3')", "missing-library"),
         ("import ctypes; ctypes.string_at(0)", "segmentation-fault"),
         ("import os; os.abort()", "abort"),
-        ("assert 1 == 2", "assertion"),
+        ("assert 1 == 2", "python-exception"),
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "connection-refused"),
-        ("f = (", "syntax-error"),
+        ("f = (", "python-exception"),
         (
             "import signal, concurrent.futures as f\n"
             "with f.ProcessPoolExecutor(1) as pool:\n"
