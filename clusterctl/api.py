@@ -21,7 +21,7 @@ from clusterctl.cluster.plan import Plan, preview, prompt_about
 from clusterctl.cluster.replayed_run import select_replay
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.cluster.up import UpOptions, UpResult
-from clusterctl.errors import ClusterctlError, UsageError, printable
+from clusterctl.errors import ClusterctlError, Notice, UsageError, printable
 from clusterctl.jobs import files, queue, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, whole_lines
@@ -531,7 +531,7 @@ class Job:
         with self.cluster._session() as session:
             notes = watch.ChangeNotes(session, self.cluster._note)
             ended = watch.wait(session, [self.id], timeout_s=timeout_s, on_change=notes)
-            watch.raise_unless_completed(session, ended)
+            self._tell(watch.raise_unless_completed(session, ended))
         return ended
 
     def follow(
@@ -550,8 +550,12 @@ class Job:
             ended = watch.follow(
                 session, self.id, on_output=take, timeout_s=timeout_s, on_change=notes
             )
-            watch.raise_unless_completed(session, ended, log_is_shown=True)
+            self._tell(watch.raise_unless_completed(session, ended, log_is_shown=True))
             return ended
+
+    def _tell(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            self.cluster._note(Notice(notice.code, f"note: {notice}"))
 
     def logs(
         self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None
@@ -575,7 +579,9 @@ class Job:
             return stacks_of(session, self.id).as_dict()
 
     def diagnosis(self) -> Diagnosis | None:
-        """Return the known cause of the job's failure, or the reason that it is pending."""
+        """Return why the job (or an array's worst task) failed, was cancelled or is pending, or what
+        may be wrong although it completed (``notes``). None: nothing is to be said.
+        """
         with self.cluster._session(SHOWN_PATIENCE_S) as session:
             return watch.diagnosis_of(session, queue.known_jobs(session, [self.id]))
 

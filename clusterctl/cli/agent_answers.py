@@ -57,8 +57,8 @@ def for_agents(verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _told(verb: str, key: str, value: Any, *, has_log: bool) -> Any:
     if isinstance(value, Mapping) and key not in _GIVEN:
-        # The lines of a diagnosis are those that `shown` has in parts, and that its log ends with.
-        said = {"shown", *(["lines"] if has_log else [])} if key == "diagnosis" else set()
+        # The log ends with the lines of the diagnosis.
+        said = {"lines"} if key == "diagnosis" and has_log else set()
         told = {
             name: _told(verb, name, each, has_log=has_log)
             for name, each in value.items()

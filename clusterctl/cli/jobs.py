@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, starmap
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.all_clusters import all_clusters, are_all, ask_all
@@ -17,8 +20,8 @@ from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError
 from clusterctl.jobs.events import restarts_of_job
 from clusterctl.jobs.kept_files import summary
-from clusterctl.jobs.queue import JobList, find_or_list
-from clusterctl.jobs.watch import diagnosis_of, notices_of_completed
+from clusterctl.jobs.queue import JobList, find_or_list, task_inside
+from clusterctl.jobs.watch import failures_of, first_of, judge
 from clusterctl.scheduler.base import (
     GOING_ON,
     JobInfo,
@@ -28,17 +31,19 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, cause_column, told_of_tasks
 from clusterctl.scheduler.ends.ending import Ending, summary_of
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.scheduler.slurm.parse import PartitionInfo
 from clusterctl.scheduler.slurm.values import fold_nodes
+from clusterctl.spec.names import first_few
+from clusterctl.state.ledger import SWEEP_FILE
 from clusterctl.util import formatting
 from clusterctl.util.formatting import Fact
 from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
-    from clusterctl.scheduler.ends.diagnosis import Diagnosis
     from clusterctl.state.ledger import JobEntry
 
 _NONE: Final = "-"
@@ -67,7 +72,7 @@ def status(screen: Screen) -> None:
     cluster_status = status_of(workspace)
     waits: list[Diagnosis] = []
     if any(job.state is JobState.PENDING for job in cluster_status.jobs):
-        from clusterctl.scheduler.ends.diagnosis import diagnose_waiting
+        from clusterctl.scheduler.ends.diagnose import diagnose_waiting
 
         waits = [
             *diagnose_waiting(
@@ -229,7 +234,7 @@ def _reasons(waits: Sequence[Diagnosis]) -> list[str]:
     return [
         summary_of(
             array_id if len(waiting) > 1 else waiting[0].job_id,
-            waiting[0].facts.job.name,
+            waiting[0].name,
             waiting[0].state,
             cause,
         )
@@ -282,6 +287,9 @@ def jobs(
         _list_all(screen, most)
         return
     with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
+        if len(ids) == 1 and (inside := task_inside(session, ids[0])):
+            _show_in_full(screen, session, inside, most)
+            return
         listing = find_or_list(session, ids, most)
         if ids and len({job.whole_id for job in listing.jobs}) == 1:
             _show_in_full(screen, session, listing.jobs, most)
@@ -349,7 +357,14 @@ def _show_in_full(
     run_dir = entry.run_dir if entry is not None else None
     # Unlike Path.is_dir, this never raises.
     is_here = run_dir is not None and os.path.isdir(run_dir)
-    diagnosis = diagnosis_of(session, tasks)
+    inside: Sequence[JobInfo] = ()
+    if len(tasks) == 1 and job.task is None and entry is not None:
+        from clusterctl.scheduler.ends.judge import tasks_inside
+
+        inside = tasks_inside(session, job)
+    found = judge(session, [*tasks, *inside])
+    diagnosis = first_of(tasks, found)
+    options = _options(session, entry)
     # A job that the queue has forgotten may have been restarted.
     restarts = restarts_of_job(session, job) if len(tasks) == 1 and job.restarts != 0 else ()
     told = [restart.as_dict() for restart in restarts]
@@ -357,7 +372,6 @@ def _show_in_full(
         "script": script,
         "files": files,
         "run_dir": run_dir,
-        "diagnosis": diagnosis.as_dict() if diagnosis is not None else None,
         "restarts": told,
     }
     ending = Ending.of(tasks, diagnosis)
@@ -369,14 +383,40 @@ def _show_in_full(
             Fact("files", _shown_files(files)),
             Fact("collected", _collected(entry, job, is_here=is_here)),
         ]
-    lines = [] if len(tasks) == 1 else [*_task_table(screen, tasks, most), ""]
+    rows = tasks if len(tasks) > 1 else inside
+    lines = [*_task_table(screen, rows, most, found, options), ""] if rows else []
     lines += [f"{fact.label:<10} {fact.text}" for fact in facts if fact.is_known]
     lines += ["", *map(str, restarts)] if restarts else []
     if ending.cause:
         lines += ["", ending.summary, *ending.details(), f"fix: {ending.fix}"]
-    if len(tasks) == 1 and job.state is JobState.COMPLETED and job.token:
-        lines += [f"note: {notice}" for notice in notices_of_completed(session, job)]
-    screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
+    lines += [f"note: {notice}" for notice in ending.notices]
+    shown = [_with_end(task, found, options) for task in tasks]
+    answer = {"jobs": [{**task, **more} for task in shown]}
+    if inside:
+        answer["packed"] = [_with_end(task, found, options) for task in inside]
+    screen.result(answer, *lines)
+
+
+def _with_end(
+    job: JobInfo, found: Mapping[str, Diagnosis], options: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return a job or task in its JSON form, with its options of a sweep and how it ended."""
+    own = found.get(job.id)
+    shown = {**job.as_dict(), "diagnosis": own and own.as_dict()}
+    return {**shown, "options": _of_task(job, options)} if options else shown
+
+
+def _options(session: Session, entry: JobEntry | None) -> Sequence[Mapping[str, str]]:
+    """Return the options of each task of a sweep; [] for another job."""
+    if entry is None:
+        return []
+    with suppress(ValueError):
+        return [*json.loads(session.ledger.kept_file(entry.token, SWEEP_FILE))["tasks"]]
+    return []
+
+
+def _of_task(job: JobInfo, options: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
+    return options[job.task] if job.task is not None and job.task < len(options) else {}
 
 
 def _collected(entry: JobEntry | None, job: JobInfo, *, is_here: bool) -> str:
@@ -392,22 +432,32 @@ def _collected(entry: JobEntry | None, job: JobInfo, *, is_here: bool) -> str:
     return f"{state}; run `clusterctl collect {job.whole_id}`"
 
 
-def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> list[str]:
-    """Return a line for each task or, of a long array, a line for the array and its tasks by
+def _task_table(
+    screen: Screen,
+    tasks: Sequence[JobInfo],
+    most: int | None,
+    found: Mapping[str, Diagnosis],
+    options: Sequence[Mapping[str, str]],
+) -> list[str]:
+    """Return a line for each task or, of a long array, a line for the array and its tasks by cause or
     state.
     """
+    if screen.json:
+        return []
     if most is None or len(tasks) <= most:
-        return job_table(screen, tasks, tasks=True)
+        causes = cause_column(found[task.id] for task in tasks if task.id in found)
+        texts = [
+            " ".join(f"{key}={value}" for key, value in _of_task(task, options).items())
+            for task in tasks
+        ]
+        more = {"OPTIONS": texts, "CAUSE": [causes.get(task.id, "") for task in tasks]}
+        return _table_of(screen, [[task] for task in tasks], users=False, more=more)
     by_state: dict[str, list[str]] = {}
     for task in tasks:
-        if task.state is not JobState.COMPLETED:
-            end = f" (exit {task.exit})" if task.exit else ""
-            by_state.setdefault(task.state.value + end, []).append(task.id)
-    lines = [
-        f"{state}: {', '.join(ids[:most])}"
-        + (f" and {len(ids) - most} more" if len(ids) > most else "")
-        for state, ids in by_state.items()
-    ]
+        if task.state is not JobState.COMPLETED and task.id not in found:
+            by_state.setdefault(task.state.value, []).append(task.id)
+    lines = [f"{first_few(ids, most)} {state}" for state, ids in by_state.items()]
+    lines += starmap(told_of_tasks, by_cause(failures_of(tasks, found)))
     text = f"`clusterctl jobs {tasks[0].whole_id} --all` shows a line for each task"
     return [*job_table(screen, tasks), "", *lines, Notice("many-tasks", text)]
 
@@ -456,21 +506,15 @@ def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     )
 
 
-def job_table(
-    screen: Screen, infos: Sequence[JobInfo], *, users: bool = False, tasks: bool = False
-) -> list[str]:
-    """Return the lines of the table that `jobs` and `status` show. Empty if the user asked for
-    JSON.
+def job_table(screen: Screen, infos: Sequence[JobInfo], *, users: bool = False) -> list[str]:
+    """Return the lines of the table that `jobs` and `status` show, with a line for each array. Empty if
+    the user asked for JSON.
 
     users: whether to add a column with the user of each job.
-    tasks: whether to show a line for each task of an array, instead of a line for the array.
     """
     if screen.json:
         return []
-    groups = [
-        list(group)
-        for _, group in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)
-    ]
+    groups = [list(group) for _, group in groupby(infos, key=lambda job: job.whole_id)]
     return _table_of(screen, groups, users=users)
 
 
@@ -489,15 +533,25 @@ def job_table_of_all(screen: Screen, jobs_of: Mapping[str, Sequence[JobInfo]]) -
     return _table_of(screen, groups, users=True)
 
 
-def _table_of(screen: Screen, groups: Sequence[Sequence[JobInfo]], *, users: bool) -> list[str]:
-    """Return the lines of a table with a line for each group: a job, or the tasks of an array."""
+def _table_of(
+    screen: Screen,
+    groups: Sequence[Sequence[JobInfo]],
+    *,
+    users: bool,
+    more: Mapping[str, list[str]] = MappingProxyType({}),
+) -> list[str]:
+    """Return the lines of a table with a line for each group: a job, or the tasks of an array. more:
+    head -> cells of further columns.
+    """
     if not groups:
         return ["no jobs"]
     columns = {head: [cell(group) for group in groups] for head, cell in COLUMNS.items()}
     if not users:
         del columns["USER"]
-    if not any(columns["REASON"]):
-        del columns["REASON"]
+    columns = {**columns, **more}
+    for head in ("REASON", *more):
+        if not any(columns[head]):
+            del columns[head]
     rows = list(zip(*columns.values(), strict=True))
     hangs = [f"job {job.id} hangs: {job.hang}" for group in groups for job in group if job.hang]
     alarms = [f"job {job.id}: {alarm}" for group in groups for job in group for alarm in job.alarms]

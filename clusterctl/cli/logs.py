@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import JobId, option
@@ -22,15 +23,14 @@ from clusterctl.errors import (
 from clusterctl.jobs import watch
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.messages import chosen_receivers
+from clusterctl.jobs.queue import task_inside
 from clusterctl.jobs.stacks import stacks_of
-from clusterctl.scheduler.base import worst_job
+from clusterctl.scheduler.base import JobInfo, worst_job
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.ends.ending import Ending
-from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.process import start_in_thread
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 
 def logs(
@@ -79,7 +79,8 @@ def logs(
     output = nullcontext(collected.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""
     state: dict[str, Any] = {}
-    causes: tuple[Diagnosis, ...] = ()
+    shown: Sequence[JobInfo] = ()
+    found: Mapping[str, Diagnosis] = {}
     try:
         with (
             open_session(screen.chosen().of_jobs([job_id])) as session,
@@ -94,11 +95,12 @@ def logs(
                     )
                 state = {"state": worst_job(ended).state.value}
             else:
-                jobs = start_in_thread(functools.partial(session.scheduler.jobs, [job_id]))
+                jobs = start_in_thread(functools.partial(_jobs_of, session, job_id))
                 most = MOST_KEPT if screen.json else 0
                 watch.logs(session, job_id, on_output=show, rank=ranks, most=most)
                 with contextlib.suppress(SchedulerError, TransportError):
-                    causes = () if raw else watch.diagnose(session, jobs())
+                    shown = [job for job in jobs() if job.ended]
+                    found = {} if raw else watch.judge(session, shown)
     except ENDINGS:
         if not follow:
             raise
@@ -107,11 +109,17 @@ def logs(
             "job_id": job_id,
             "logs": [asdict(log) for log in collected.texts()],
         }
-    if causes:
-        ending = Ending.of([causes[0].facts.job], causes[0])
-        screen.note(f"{ending.summary}; fix: {causes[0].fix}")
-        state = {"diagnosis": causes[0].as_dict()}
+    screen.note(*(f"note: {notice}" for notice in watch.notices_of(found)))
+    if (worst := watch.first_of(shown, found)) is not None:
+        (job,) = (job for job in shown if job.id == worst.job_id)
+        state = {"diagnosis": worst.as_dict()}
+        if worst.cause:
+            screen.note(f"{Ending.of([job], worst).summary}; fix: {worst.fix}")
     screen.result({**screen.partial_answer, **state})
+
+
+def _jobs_of(session: Session, job_id: str) -> tuple[JobInfo, ...]:
+    return task_inside(session, job_id) or session.scheduler.jobs([job_id])
 
 
 def _show_stacks(screen: Screen, job_id: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import JobIds, option
@@ -15,14 +15,12 @@ from clusterctl.jobs import watch
 from clusterctl.jobs.messages import TELLS_NOBODY, JobMessages, chosen_receivers
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.run_names import job_id_of
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 Timeout = Annotated[
     str | None, option("Stop waiting after this time, such as 10m; the job is not cancelled.")
@@ -33,20 +31,20 @@ Timeout = Annotated[
 class WaitResult:
     """What waiting for jobs has shown.
 
-    jobs: all jobs, or tasks of arrays, as they were last seen. failures: why jobs failed, were
-        cancelled, or can never start. timeout: the error if the wait timed out.
+    jobs: all jobs, or tasks of arrays, as they were last seen. found: what is said of each, by its
+        ID. timeout: the error if the wait timed out.
     """
 
     ids: tuple[str, ...]
     jobs: tuple[JobInfo, ...]
-    failures: tuple[Diagnosis, ...] = ()
+    found: Mapping[str, Diagnosis] = field(default_factory=dict)
     timeout: WaitTimeoutError | None = None
 
     def raise_errors(self) -> None:
         """Raise an error unless all jobs have completed. Its exit code tells how they ended."""
         if self.timeout is not None:
             raise self.timeout
-        watch.raise_failures(self.jobs, self.failures)
+        watch.raise_failures(self.jobs, self.found)
 
     def tasks_of(self, job_id: str) -> list[JobInfo]:
         return [job for job in self.jobs if job_id in (job.id, job.whole_id)]
@@ -55,8 +53,7 @@ class WaitResult:
         """Yield how each job ended, or its present state."""
         for job_id in self.ids:
             tasks = self.tasks_of(job_id)
-            own_ids = {task.id for task in tasks}
-            diagnosis = next((each for each in self.failures if each.job_id in own_ids), None)
+            diagnosis = watch.first_of(tasks, self.found)
             yield Ending.of(tasks, diagnosis, job_id=job_id) if tasks else Ending(job_id=job_id)
 
 
@@ -100,11 +97,9 @@ def wait_for(
     except WaitTimeoutError as exc:
         return WaitResult(tuple(ids), exc.jobs, timeout=exc)
     telling.look(session, ended)
-    # Each job takes two commands on the cluster.
-    for job in ended if len(ended) == 1 else ():
-        if job.task is None and job.state is JobState.COMPLETED and job.token:
-            screen.note(*(f"note: {text}" for text in watch.notices_of_completed(session, job)))
-    return WaitResult(tuple(ids), ended, watch.diagnose(session, ended, waiting=True))
+    found = watch.judge(session, ended)
+    screen.note(*(f"note: {notice}" for notice in watch.notices_of(found)))
+    return WaitResult(tuple(ids), ended, found)
 
 
 def follow_job(
@@ -130,7 +125,8 @@ def follow_job(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
         )
     telling.look(session, ended)
-    watch.raise_unless_completed(session, ended, log_is_shown=True)
+    notices = watch.raise_unless_completed(session, ended, log_is_shown=True)
+    screen.note(*(f"note: {notice}" for notice in notices))
     return ended
 
 

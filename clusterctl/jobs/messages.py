@@ -208,7 +208,7 @@ class JobMessages:
     ) -> None:
         """Send a message for each happening. of_all: the states of all tasks of an ended array."""
         for happening in news:
-            diagnosis = _diagnosis(session, job) if happening in _BAD_ENDS else None
+            diagnosis = _diagnosis(session, job) if job.ended else None
             ending = Ending.of([job], diagnosis)
             problems = _problems(job, happening, ending)
             job_id = job.whole_id if of_all else job.id
@@ -216,6 +216,7 @@ class JobMessages:
             lines = [of_all, *problems]
             if happening not in {JobEvent.HANG, JobEvent.ALARM}:
                 lines += [*ending.details(), f"fix: {ending.fix}" if ending.cause else ""]
+                lines += [f"note: {notice}" for notice in ending.notices]
             values = {
                 "EVENT": happening.value,
                 "CLUSTER": cluster,
@@ -254,12 +255,12 @@ def _shown(text: str) -> str:
 
 
 def _diagnosis(session: Session, job: JobInfo) -> Diagnosis | None:
-    """Return why a job failed or was cancelled. None: the cluster does not answer."""
-    # This import is slow, and most jobs need no diagnosis.
-    from clusterctl.scheduler.ends.judge import diagnose_jobs  # noqa: PLC0415
+    """Return how a job ended. None: the cluster does not answer, or nothing is to be said."""
+    # This import is slow.
+    from clusterctl.scheduler.ends.judge import judge  # noqa: PLC0415
 
     try:
-        return next(iter(diagnose_jobs(session, [job])), None)
+        return judge(session, [job]).get(job.id)
     except ClusterctlError:
         return None
 

@@ -173,6 +173,23 @@ def _with_fix(
     )
 
 
+def task_inside(session: Session, job_id: str) -> tuple[JobInfo, ...]:
+    """Return the task with this ID that runs inside a job (`submit --pack`); () if there is none."""
+    job_id = job_id_of(job_id, session.ledger)
+    whole = session.packed_job(job_id)
+    if not whole:
+        return ()
+    # This import is slow.
+    from clusterctl.scheduler.ends.judge import tasks_inside  # noqa: PLC0415
+
+    return tuple(
+        task
+        for job in session.scheduler.jobs([whole])
+        for task in tasks_inside(session, job)
+        if task.id == job_id
+    )
+
+
 def _missing(ids: Sequence[str], jobs: Sequence[JobInfo]) -> list[str]:
     job_ids = {job_id for job in jobs for job_id in (job.id, job.whole_id)}
     return [job_id for job_id in ids if job_id not in job_ids]

@@ -8,13 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from itertools import starmap
+from typing import Final, Literal
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -49,15 +48,13 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, told_of_tasks
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.records import remember_states
-from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES
+from clusterctl.spec.names import first_few
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 # Called with the jobs that changed and with all jobs.
 OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
@@ -67,8 +64,8 @@ _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
 # Slurm may report such a reason for a moment, for example while `up` changes a partition.
 _STUCK_S = 10.0
-# The kinds of ends that an error counts, if several jobs have failed.
-_MOST_ENDS: Final = 4
+# The causes that an error names, if several jobs have failed.
+_MOST_CAUSES: Final = 8
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(
@@ -82,10 +79,6 @@ _ERRORS: Mapping[Outcome, type[ClusterctlError]] = {
 }
 # The longest interval between two queries for a job that is followed.
 LONGEST_PAUSE_S = 5.0
-# For grep: a number in JSON that is NaN or infinite. The first line is read up to this number of
-# bytes.
-_NONFINITE = r'": *-?(NaN|Infinity)'
-_MOST_LINE = 1 << 16
 
 
 class _Watched:
@@ -176,10 +169,8 @@ class _Watched:
             f"job {job_id} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
         )
         active = [job for job in self.seen.values() if not job.ended]
-        waiting = diagnose(
-            self._session, [job for job in active if job.state is JobState.PENDING], waiting=True
-        )
-        causes = {each.job_id: f": {each.cause}" for each in waiting}
+        waiting = judge(self._session, [job for job in active if job.state is JobState.PENDING])
+        causes = {job_id: f": {each.cause}" for job_id, each in waiting.items()}
         states = [Ending.of([job]).line + causes.get(job.id, "") for job in self.seen.values()]
         end = f"`clusterctl cancel {job_id}` ends it; without that, it"
         problem = f"{subject} not ended within {self._timeout_s:g} s"
@@ -193,7 +184,7 @@ class _Watched:
             )
         if active and len(waiting) == len(active):
             problem = f"{subject} not started within {self._timeout_s:g} s"
-            fix = f"{waiting[0].fix}; {end} stays in the queue"
+            fix = f"{next(iter(waiting.values())).fix}; {end} stays in the queue"
         error = WaitTimeoutError(problem, why="; ".join(states), fix=fix)
         error.jobs = tuple(self.seen.values())
         raise error
@@ -348,42 +339,70 @@ def follow(
             watched.pause(next(waits))
 
 
-def diagnose(
-    session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
-) -> tuple[Diagnosis, ...]:
-    """Return why jobs failed, then why they were cancelled and, if ``waiting``, are pending."""
-    states = (Outcome.FAILED, Outcome.CANCELLED)
-    if not any(
-        job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs
-    ):
-        return ()
-    # This import is slow, and most jobs need no diagnosis.
-    from clusterctl.scheduler.ends.judge import diagnose_jobs  # noqa: PLC0415
+def judge(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Diagnosis]:
+    """Return, by the IDs of jobs and tasks, why they failed, were cancelled or wait, and what may be
+    wrong with those that completed.
+    """
+    if not any(job.ended or job.state is JobState.PENDING for job in jobs):
+        return {}
+    # This import is slow.
+    from clusterctl.scheduler.ends import judge as judging  # noqa: PLC0415
 
-    return diagnose_jobs(session, jobs, waiting=waiting)
+    return judging.judge(session, jobs)
+
+
+def failures_of(jobs: Sequence[JobInfo], found: Mapping[str, Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Return why jobs failed, then why they were cancelled, then why they wait."""
+    order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON)
+    return tuple(
+        found[job.id]
+        for outcome in order
+        for job in jobs
+        if job.id in found and job.outcome is outcome
+    )
 
 
 def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
-    """Return why a job (or an array's worst task) failed, was cancelled or is pending, or None."""
-    return next(iter(diagnose(session, jobs, waiting=True)), None)
+    """Return why a job (or an array's worst task) failed, was cancelled or is pending, or what may be
+    wrong although it completed; None: nothing is to be said.
+    """
+    return first_of(jobs, judge(session, jobs))
+
+
+def first_of(jobs: Sequence[JobInfo], found: Mapping[str, Diagnosis]) -> Diagnosis | None:
+    """Return the worst of what is said of jobs; None: nothing is said."""
+    own = (found[job.id] for job in jobs if job.id in found)
+    return next(iter((*failures_of(jobs, found), *own)), None)
 
 
 def raise_unless_completed(
     session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False
-) -> None:
-    """Raise an error with the cause if a job failed, was cancelled or can never start.
+) -> list[Notice]:
+    """Raise an error with the cause if a job failed, was cancelled or can never start. Else return
+    what may be wrong all the same.
 
     jobs: the result of ``wait`` or ``follow``. log_is_shown: see ``raise_failures``.
     """
-    raise_failures(jobs, diagnose(session, jobs, waiting=True), log_is_shown=log_is_shown)
+    found = judge(session, jobs)
+    raise_failures(jobs, found, log_is_shown=log_is_shown)
+    return notices_of(found)
+
+
+def notices_of(found: Mapping[str, Diagnosis]) -> list[Notice]:
+    """Return what may be wrong with jobs that completed; what is said of several jobs, once."""
+    notices = []
+    for first, (_, *others) in by_cause(each for each in found.values() if each.notes):
+        same = f" (likewise {first_few(others, _MOST_CAUSES)})" if others else ""
+        notices += [Notice(note.code, f"{note.text}{same}") for note in first.notes]
+    return notices
 
 
 def raise_failures(
-    jobs: Sequence[JobInfo], failures: Sequence[Diagnosis], *, log_is_shown: bool = False
+    jobs: Sequence[JobInfo], found: Mapping[str, Diagnosis], *, log_is_shown: bool = False
 ) -> None:
     """Raise an error if there are failures of jobs.
 
-    failures: of ``jobs``, by ``diagnose``.
+    found: of ``jobs``, by ``judge``.
     log_is_shown: the job's log is on the screen already, so the error does not quote it.
 
     Raises:
@@ -391,14 +410,17 @@ def raise_failures(
         JobCancelledError: no job failed, and a job was cancelled or exceeded its time limit.
         JobStuckError: all other jobs completed, and a job can never start.
     """
+    failures = failures_of(jobs, found)
     if not failures:
         return
-    head = failures[0]
     kind = _ERRORS[worst_job(jobs).outcome]
-    ends = [Ending.of([failure.facts.job], failure) for failure in failures]
+    infos = {job.id: job for job in jobs}
+    ends = [Ending.of([infos[failure.job_id]], failure) for failure in failures]
+    more = len(failures) - 1
+    causes = [*starmap(told_of_tasks, by_cause(failures))][:_MOST_CAUSES] if more else []
     error = kind(
-        ends[0].summary + _others(failures),
-        why="\n".join(ends[0].details(log_is_shown=log_is_shown)),
+        f"{ends[0].summary} (and {more} more)" if more else ends[0].summary,
+        why="\n".join([*ends[0].details(log_is_shown=log_is_shown), *causes]),
         fix=ends[0].fix,
         failures=tuple(
             Failure(
@@ -410,17 +432,8 @@ def raise_failures(
             for end, failure in zip(ends, failures, strict=True)
         ),
     )
-    error.answer = {"diagnosis": head.as_dict()}
+    error.answer = {"diagnosis": failures[0].as_dict()}
     raise error
-
-
-def _others(failures: Sequence[Diagnosis]) -> str:
-    """Return how many jobs failed beside the first, and how, if not all ended like the first."""
-    head, *others = (failure.facts.end for failure in failures)
-    counts = Counter(others)
-    ends = ", ".join(f"{count} with {end}" for end, count in counts.most_common(_MOST_ENDS))
-    told = f": {ends}" if counts.keys() - {head} else ""
-    return f" (and {len(others)} more{told})" if others else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -624,46 +637,3 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs[0].token or not is_readable:
         raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0], user))
     return folder
-
-
-def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
-    """Yield messages about a completed job whose results may be wrong all the same."""
-    if (notice := nonfinite_notice(session, job.id)) is not None:
-        yield notice
-    from clusterctl.scheduler.ends.judge import error_of_completed  # noqa: PLC0415 - as above
-
-    error, is_shell = error_of_completed(session, job)
-    if error is not None and error.part:
-        text = f"job {job.id} is COMPLETED, but an exception ended a part of its program"
-        hint = "the program continued without it"
-        yield Notice("part-ended-by-exception", f"{text} ({error.part}): {error.line}; {hint}")
-    elif error is not None:
-        hint = "the program has handled it, or ignores it"
-        if is_shell:
-            hint = "a shell script goes on after a failed command, unless it has `set -eo pipefail`"
-        text = f"job {job.id} is COMPLETED, but its {error.log} ends with an error: {error.line}"
-        yield Notice("log-ends-with-error", f"{text}; {hint}")
-
-
-def nonfinite_notice(session: Session, job_id: str) -> Notice | None:
-    """Return a message about the first NaN or infinite number in a job's metrics.jsonl, if any."""
-    entry = session.ledger.find(job_id)
-    if entry is None or not entry.program_dir:
-        return None
-    argv = ["grep", "-m1", "-aE", _NONFINITE, f"{entry.program_dir}/{METRICS_FILE}"]
-    with suppress(UnreachableError, ValueError, AttributeError):
-        line = json.loads(session.transport.run(argv, check=False).stdout[:_MOST_LINE])
-        names = [
-            key
-            for key, value in line.items()
-            if isinstance(value, float) and not math.isfinite(value)
-        ]
-        places = (
-            f"{axis} {line[key]}" for key, axis in METRICS_PLACES if isinstance(line.get(key), int)
-        )
-        place = next(places, "")
-        when = f" at {place}" if place else ""
-        shown = printable(", ".join(names[:5]))
-        text = f"job {job_id}: {shown} became NaN or infinite{when}"
-        return Notice("metrics-nonfinite", text) if names else None
-    return None

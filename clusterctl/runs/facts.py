@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError
 from clusterctl.runs.compare import compare, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.curve import STEP
-from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names
+from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names, swept_keys
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table
 from clusterctl.runs.resources import resources_of
 from clusterctl.runs.series import config_of
 from clusterctl.runs.time_use import TimeUse, total_time_use
 from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, cause_column
 from clusterctl.scheduler.ends.ending import Ending, told_nodes
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
@@ -51,9 +53,7 @@ def ending_of(row: Row) -> Ending:
     # The task by which the state was chosen, too.
     told = next((task for task in tasks if task.state == record.state), None)
     job_id = str(row.value("job"))
-    diagnosis = run.diagnosis or {}
-    diagnosed = diagnosis.get("job_id")
-    is_own = row.task is None or diagnosed is None or diagnosed == row.task.id
+    diagnosis = Diagnosis.read((row.task or run).diagnosis)
     return Ending(
         job_id=job_id,
         name=run.name,
@@ -74,8 +74,8 @@ def ending_of(row: Row) -> Ending:
         node_hours=record.node_hours,
         cost_usd=run.cost_usd if row.task is None else None,
         attempts=record.attempts,
-        diagnosis=diagnosis if is_own else None,
-        logs=f"{run.cluster}/{diagnosed or job_id}",
+        diagnosis=diagnosis,
+        logs=f"{run.cluster}/{diagnosis.job_id if diagnosis else job_id}",
     )
 
 
@@ -233,9 +233,22 @@ def metric_lines(row: Row) -> Iterator[str]:
 
 
 def task_table(row: Row) -> Section:
-    keys = ["state", "exit", "elapsed", *usual_metrics(row.tasks)]
+    keys = [*swept_keys(row), "state", "exit", "elapsed", *usual_metrics(row.tasks)]
     tasks = {str(task.value("job")): task for task in row.tasks}
-    return Section("Tasks", tables=[table_of("job", tasks, keys)] if tasks else ())
+    if not tasks:
+        return Section("Tasks")
+    return Section("Tasks", tables=[with_causes(table_of("job", tasks, keys), row.tasks)])
+
+
+def with_causes(table: Table, rows: Sequence[Row]) -> Table:
+    """Return a table of tasks, with the column of the causes of those that failed, if there are any."""
+    told = {id(row): found for row in rows if (found := Diagnosis.read(row.record.diagnosis))}
+    causes = cause_column(told.values())
+    if not causes:
+        return table
+    column = [causes[told[id(row)].job_id] if id(row) in told else formatting.NONE for row in rows]
+    cells = [[*cells, cause] for cells, cause in zip(table.rows, column, strict=True)]
+    return replace(table, head=(*table.head, "cause"), rows=cells)
 
 
 def usual_metrics(rows: Sequence[Row], most: int = MOST_METRICS) -> list[str]:

@@ -190,6 +190,7 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "state": lambda row: row.record.state,
     "final": lambda row: row.run.final,
     "exit": _exit,
+    "cause": lambda row: (row.record.diagnosis or {}).get("cause") or None,
     "user": lambda row: row.run.user,
     "cluster": lambda row: row.run.cluster,
     "partition": lambda row: row.run.partition,

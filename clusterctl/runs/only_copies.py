@@ -28,7 +28,14 @@ from clusterctl.runs.fetch import shown_path
 from clusterctl.scheduler.base import GOING_ON
 from clusterctl.scheduler.session import site_of
 from clusterctl.state.inventory import Inventory, inventory_of
-from clusterctl.state.ledger import FROM_JOB, SENT_FILES, JobEntry, Ledger, note_copied_folder
+from clusterctl.state.ledger import (
+    ENDS_FILE,
+    FROM_JOB,
+    SENT_FILES,
+    JobEntry,
+    Ledger,
+    note_copied_folder,
+)
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv, split_lines
@@ -200,7 +207,7 @@ class Search:
             "look_at_shared": self.shared and host == self.inventory.controller.name,
             "host": host,
             "local": host in self.hosts,
-            "ours": sorted(SENT_FILES),
+            "ours": sorted({*SENT_FILES, ENDS_FILE}),
             "left_out": self.left_out,
             "folder": self.site.own_folder,
             **more,

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.fetch import RunManifest
 from clusterctl.runs.folder import ACCOUNTING, write_kept, write_sums
-from clusterctl.runs.packed import packed_tasks
 from clusterctl.runs.resources import used_by
 from clusterctl.runs.series import (
     StepsAround,
@@ -42,13 +41,11 @@ from clusterctl.scheduler.base import (
     JobInfo,
     Jobs,
     JobState,
-    Outcome,
-    worst_job,
 )
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.ends.ending import Ending
-from clusterctl.scheduler.ends.judge import diagnose_job
+from clusterctl.scheduler.ends.judge import judge, tasks_inside
 from clusterctl.scheduler.history import nodes_of
-from clusterctl.scheduler.request.arrays import tasks_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.accounting import StepsUse, shows_running_job, uses_by_job
 from clusterctl.scheduler.slurm.records import with_accounted, with_all_attempts, with_recorded_exit
@@ -135,10 +132,10 @@ class Recorder:
         self._parse_telemetry(tree)
         record = self._record(tree, manifest, source["hash"] if source else None)
         sweep = _json(kept.get(SWEEP_FILE, b""))
-        record = _with_summary(record, tree, facts, sweep)
-        if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
-            diagnosis = diagnose_job(self.session, job, tree).as_dict()
-            record = record.model_copy(update={"diagnosis": diagnosis})
+        inside = tasks_inside(self.session, self.jobs[0], tree)
+        told = judge(self.session, inside)
+        packed = [_recorded(task, told) for task in inside]
+        record = _with_summary(record, tree, facts, sweep, packed)
         (tree / RUN_FILE).write_text(record.as_json())
         write_sums(tree, manifest.sha256)
         return record
@@ -162,9 +159,11 @@ class Recorder:
         last = job.attempts[-1].nodes if job.attempts and job.ended else ()
         return replace(job, nodes=job.nodes or last)
 
-    def _task(self, job: JobInfo, tree: Path, steps: StepsUse) -> TaskRecord:
+    def _task(
+        self, job: JobInfo, tree: Path, steps: StepsUse, told: Mapping[str, Diagnosis]
+    ) -> TaskRecord:
         folder = _folder_of(job, tree)
-        task = TaskRecord.model_validate(job, from_attributes=True)
+        task = _recorded(job, told)
         joules = gpu_energy_j(folder, task.attempts)
         used = used_by(folder, task, steps)
         return task.model_copy(update={"gpu_energy_j": joules, "used": used})
@@ -173,7 +172,8 @@ class Recorder:
         jobs = [self._whole(job, tree) for job in self.jobs]
         ending = Ending.of(jobs, job_id=jobs[0].whole_id)
         steps = uses_by_job(self.accounting or "")
-        tasks = tuple(self._task(job, tree, steps.get(job.id, StepsUse())) for job in jobs)
+        told = judge(self.session, self.jobs, tree)
+        tasks = tuple(self._task(job, tree, steps.get(job.id, StepsUse()), told) for job in jobs)
         ended = all(job.ended for job in jobs)
         spec = self.session.spec
         price = provider_of(spec.provider).node_price(spec, ending.partition)
@@ -211,8 +211,17 @@ def _folder_of(job: JobInfo, tree: Path) -> Path:
     return tree if job.task is None else tree / f"task-{job.task}"
 
 
-def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
-    """Return the record with what the programs wrote."""
+def _recorded(job: JobInfo, told: Mapping[str, Diagnosis]) -> TaskRecord:
+    """Return the record of a job or task. told: what is said of the ends of jobs, by their IDs."""
+    diagnosis = told[job.id].as_dict() if job.id in told else None
+    record = TaskRecord.model_validate(job, from_attributes=True)
+    return record.model_copy(update={"diagnosis": diagnosis})
+
+
+def _with_summary(
+    record: RunRecord, tree: Path, facts: Any, sweep: Any, packed: Sequence[TaskRecord]
+) -> RunRecord:
+    """Return the record with what the programs wrote. packed: the tasks that ran inside the job."""
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
@@ -226,9 +235,7 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     with suppress(ValidationError):
         submitted["scaling"] = TypeAdapter(ScalingRecord | None).validate_python(job.get("scaling"))
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
-    if job.get("pack") and isinstance(array := job.get("array"), str):
-        packed = packed_tasks(tree, record.job_id, tasks_of(array), has_ended=record.final)
-        record = record.model_copy(update={"packed": packed})
+    record = record.model_copy(update={"packed": tuple(packed)})
     values, form = (
         (sweep.pop("tasks"), sweep.get("form")) if isinstance(sweep, dict) else ([], None)
     )

@@ -95,6 +95,8 @@ MOST_OURS = 10_000
 DEEPEST = 100  # folders
 MOST_JSON = 8 << 20
 UNCHANGED = "unchanged since it was submitted"
+# What was judged of the ends of the job's tasks, which the run's record has.
+ENDS = b"job.ends"
 GONE = "the job's folder no longer exists"
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -399,6 +401,8 @@ class RunFolderListing:
             for entry in entries:
                 self.beat()
                 name = os.fsencode(entry.name)
+                if not below and name == ENDS:
+                    continue
                 size += len(below) + len(name)
                 is_from_job = not is_top or not self.is_ours(name)
                 full = full or len(children) >= self.entries or size > self.bytes

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,7 @@ from clusterctl.runs.facts import (
     table_of,
     time_facts,
     usual_metrics,
+    with_causes,
 )
 from clusterctl.runs.find import (
     Row,
@@ -75,6 +77,7 @@ from clusterctl.runs.series import history_in, restarts_in, result_lines
 from clusterctl.runs.telemetry import compare_ranks, node_use, nodes_section
 from clusterctl.runs.telemetry_files import FIGURES
 from clusterctl.scheduler.base import JobState, Outcome
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, told_of_tasks
 from clusterctl.scheduler.history import Alarm, Attempt, Hang
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE
@@ -380,7 +383,9 @@ def _array_report(run: Row) -> Report:
         *facts_of(run, log_lines),
         Section(
             f"Ranking by {ranking}" if ranking is not None else "Tasks",
-            tables=[table_of("task", {task.number: task for task in tasks}, columns)],
+            tables=[
+                with_causes(table_of("task", {task.number: task for task in tasks}, columns), tasks)
+            ],
         ),
         Section(
             "Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]
@@ -478,12 +483,15 @@ def _diverged_tasks(name: str, tasks: Sequence[Row]) -> Iterator[str]:
 
 
 def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:
-    """Yield the tasks of an array in each state but COMPLETED, and the command that repeats failed
-    tasks.
+    """Yield the tasks of an array that did not complete, by their causes, and the command that repeats
+    failed tasks.
     """
     states: dict[str, list[str]] = {}
-    for task in (task for task in tasks if task.record.state != JobState.COMPLETED):
-        states.setdefault(task.record.state, []).append(str(task.value("job")))
-    yield from (f"{state}: {first_few(ids, MOST_LINES)}" for state, ids in states.items())
+    for task in tasks:
+        if task.record.state != JobState.COMPLETED and not task.record.diagnosis:
+            states.setdefault(task.record.state, []).append(str(task.value("job")))
+    yield from (f"{first_few(ids, MOST_LINES)} {state}" for state, ids in states.items())
+    told = (Diagnosis.read(task.record.diagnosis) for task in tasks)
+    yield from starmap(told_of_tasks, by_cause(each for each in told if each and each.cause))
     if failed_tasks(tasks):
         yield f"to repeat them: {repeat_command(run)}"

@@ -702,14 +702,14 @@ class Jobs(Protocol):
         """Return a job's steps from the accounting; () if the cluster has no accounting."""
         return ()
 
-    def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
-        """Return node -> reason of those nodes of the job that stopped answering while the job
+    def lost_nodes(self, jobs: Sequence[JobInfo]) -> Mapping[str, Mapping[str, str]]:
+        """Return ID -> node -> reason, for the nodes of jobs that stopped answering while the job
         ran.
         """
         return {}
 
-    def unfit_nodes(self, job: JobInfo) -> Mapping[str, str]:
-        """Return node -> its unmet need, for the nodes of the job that their health check has
+    def unfit_nodes(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return node -> its unmet need, for the nodes of these that their health check has
         drained.
         """
         return {}

@@ -136,6 +136,8 @@ class TaskRecord(_Stored):
     tres: the resources that Slurm allocated in the last attempt: ``cpu=2,mem=200M,node=1``.
     time_limit_s: None: unlimited or unknown.
     time_use: seconds by use, such as queue and useful, from the submission to the end.
+    diagnosis: why it failed or was cancelled, or what may be wrong although it completed
+        (scheduler/ends/diagnosis.py). None: nothing is to be said.
     """
 
     id: str
@@ -157,6 +159,7 @@ class TaskRecord(_Stored):
     time_limit_s: int | None = None
     used: ResourceUse = ResourceUse()
     time_use: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    diagnosis: dict[str, Any] | None = None
 
     @property
     def elapsed_s(self) -> int | None:
@@ -236,7 +239,7 @@ class RunRecord(_Stored):
     tasks_per_node: as `submit` set it; a script's own lines may set another number.
     price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
     source: hash of the job's input files, as in source.json.
-    diagnosis: why the job failed or was cancelled.
+    diagnosis: that of the first task with the run's state, else of the first that has one.
     args: arguments of the program. config: the program's options and its configuration in
         metrics.jsonl. given: which of them the user set, as the program tells. None: it does not.
         Each task of an array has its own ``config``, ``given`` and ``metrics``.
@@ -275,7 +278,6 @@ class RunRecord(_Stored):
     files: int
     bytes: int
     source: str | None = None
-    diagnosis: dict[str, Any] | None = None
     args: tuple[str, ...] = ()
     config: dict[str, Value] = {}
     given: tuple[str, ...] | None = None
@@ -308,6 +310,13 @@ class RunRecord(_Stored):
     @property
     def node_hours(self) -> float:
         return sum(task.node_hours for task in self.tasks)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def diagnosis(self) -> dict[str, Any] | None:
+        told = [task for task in self.tasks if task.diagnosis]
+        own = [task for task in told if task.state == self.state]
+        return next((task.diagnosis for task in (*own, *told)), None)
 
     @computed_field  # type: ignore[prop-decorator]
     @property

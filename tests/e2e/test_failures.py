@@ -93,3 +93,35 @@ def test_failed_job_names_the_end_and_the_first_rank(
     if "--nodes" in planted.flags:
         found = job["diagnosis"]["rank"], job["diagnosis"]["host"]
         assert found == (1, f"{cluster.name}-train-2"), job
+
+
+GRID = """\
+import sys
+case = sys.argv[-1]
+print("case", case)
+if case in ("1", "3"):
+    raise ValueError("no data")
+sys.exit(4 if case == "2" else 0)
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--pack",)], ids=["array", "pack"])
+def test_one_command_tells_the_cause_of_each_task(
+    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "grid.py").write_text(GRID)
+    submitted = cluster.json("submit", tmp_path / "grid.py", "--sweep", "case=0..3", *flags)
+    job_id = submitted["job_id"]
+    assert cluster.quoting("wait", job_id).returncode == 4
+    shown = json.loads(cluster.quoting("-o", "json", "jobs", job_id).stdout)
+    told = {task["job_id"]: task for task in shown["packed" if flags else "jobs"]}
+    tasks = [told[f"{job_id}_{number}"] for number in range(4)]
+    assert [task["options"]["case"] for task in tasks] == ["0", "1", "2", "3"]
+    ends = [task["diagnosis"] or {"cause": "", "exit_code": 0} for task in tasks]
+    assert [end["exit_code"] for end in ends] == [0, 1, 4, 1]
+    assert ["ValueError: no data" in end["cause"] for end in ends] == [False, True, False, True]
+    assert f"as {job_id}_1" in cluster.quoting("jobs", job_id).stdout
+    (run,) = cluster.json("collect", job_id)["runs"]
+    record = json.loads((Path(run["dir"]) / "run.json").read_text())
+    found = {task["id"]: task["diagnosis"] for task in record["packed" if flags else "tasks"]}
+    assert found == {task["job_id"]: task["diagnosis"] for task in tasks}

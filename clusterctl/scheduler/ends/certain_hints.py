@@ -15,9 +15,10 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
+from clusterctl.scheduler.ends.diagnosis import Hint
 from clusterctl.scheduler.ends.excerpt import Excerpt
 from clusterctl.scheduler.ends.facts import Evidence, LocalMatch
-from clusterctl.scheduler.ends.hints import Hint, way_to_packages
+from clusterctl.scheduler.ends.hints import way_to_packages
 from clusterctl.scheduler.ends.log_text import compiled, short
 from clusterctl.spec.sbatch import values_in
 from clusterctl.util.assets import read_table

@@ -1,13 +1,25 @@
-"""The error with which the log of a COMPLETED job ends: its results may be wrong all the same."""
+"""What may be wrong with a COMPLETED job: metrics that are no numbers, and the error with which its log
+ends.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
+from clusterctl.errors import printable
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, Note
 from clusterctl.scheduler.ends.excerpt import ended_part, excerpt_of_log
+from clusterctl.scheduler.ends.facts import Evidence, is_shell
 from clusterctl.scheduler.ends.hints import says_no_error
+from clusterctl.state.ledger import METRICS_PLACES
 
+_COMPLETED: Final = "completed"
+_MOST_NAMED: Final = 5
 # Lines after a traceback with which the log of a shell script still ends with the traceback.
 _REMARKS = 3
 # A last line by which a shell or a command reports that it failed. `error: 0.012` is a result.
@@ -61,3 +73,55 @@ def _last_error(text: str, *, remarks: int) -> str:
         return excerpt.exception
     last = next(iter(excerpt.last[-1:]), "")
     return last.strip() if _COMMAND_FAILED.search(last) and not says_no_error(last) else ""
+
+
+def diagnose_completed(evidence: Evidence, logs: Mapping[str, Any]) -> Diagnosis | None:
+    """Return what may be wrong with a job that completed; None: nothing is known to be.
+
+    logs: as ``remote_logs`` returns them.
+    """
+    notes = tuple(_notes_of(evidence, logs))
+    job = evidence.job
+    if not notes:
+        return None
+    return Diagnosis(
+        job_id=job.id, name=job.name, state=job.state.value, code=_COMPLETED, notes=notes
+    )
+
+
+def _notes_of(evidence: Evidence, logs: Mapping[str, Any]) -> Iterator[Note]:
+    job_id = evidence.job.id
+    if said := _nonfinite(str(logs.get("nonfinite") or "")):
+        yield Note("metrics-nonfinite", f"job {job_id}: {said}")
+    script = is_shell(evidence.script)
+    error = error_at_end(evidence.stdout, str(logs.get("stderr") or ""), is_shell=script)
+    if error is None:
+        return
+    if error.part:
+        text = f"job {job_id} is COMPLETED, but an exception ended a part of its program"
+        hint = "the program continued without it"
+        yield Note("part-ended-by-exception", f"{text} ({error.part}): {error.line}; {hint}")
+        return
+    hint = "the program has handled it, or ignores it"
+    if script:
+        hint = "a shell script goes on after a failed command, unless it has `set -eo pipefail`"
+    text = f"job {job_id} is COMPLETED, but its {error.log} ends with an error: {error.line}"
+    yield Note("log-ends-with-error", f"{text}; {hint}")
+
+
+def _nonfinite(text: str) -> str:
+    """Return which metrics of a line of metrics.jsonl are NaN or infinite, and where, or ""."""
+    line = None
+    with suppress(ValueError, RecursionError):
+        line = json.loads(text)
+    if not isinstance(line, dict):
+        return ""
+    names = [
+        key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)
+    ]
+    places = (
+        f"{axis} {line[key]}" for key, axis in METRICS_PLACES if isinstance(line.get(key), int)
+    )
+    place = next(places, "")
+    shown = printable(", ".join(names[:_MOST_NAMED]))
+    return f"{shown} became NaN or infinite{f' at {place}' if place else ''}" if names else ""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import Quoted
+from clusterctl.errors import Notice, Quoted
 from clusterctl.scheduler.base import (
     GOING_ON,
     JobInfo,
@@ -24,6 +24,7 @@ from clusterctl.scheduler.base import (
     reason_in_words,
     worst_job,
 )
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, show_log
 from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.spec.names import first_few
 from clusterctl.state.attempts import AttemptRecord
@@ -31,11 +32,8 @@ from clusterctl.util import formatting
 from clusterctl.util.formatting import Fact
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.ends.diagnosis import Diagnosis
     from clusterctl.state.run_record import TaskRecord
 
-# Whose lines an excerpt has.
-OF_JOB: Final = "the job"
 _MOST_NAMED: Final = 16
 _VERBS: Final = {
     Outcome.FAILED: "failed",
@@ -48,11 +46,6 @@ _SAYS_NOTHING: Final = frozenset({"NonZeroExitCode", "JobLaunchFailure"})
 _REQUEUED: Final = "BeginTime"
 
 
-def show_log(job_id: str) -> str:
-    """Return the command that shows a job's log."""
-    return f"`clusterctl logs {job_id}`"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How a job, an array or a task of an array ended, or its present state.
@@ -63,7 +56,7 @@ class Ending:
     nodes: of all attempts; while a job or task waits or runs, those that it has now.
     start_time, end_time: Unix seconds, of the first and last attempt. elapsed_s: as ``elapsed_of``
         defines it. attempts: empty for several tasks.
-    diagnosis: why the job, or the first failed task, ended so, or why it waits, as run.json has it.
+    diagnosis: why the job, or the first failed task, ended so, or why it waits.
     logs: the job in the command that shows its log.
     """
 
@@ -86,7 +79,7 @@ class Ending:
     node_hours: float = 0.0
     cost_usd: float | None = None
     attempts: tuple[AttemptRecord, ...] = ()
-    diagnosis: Mapping[str, Any] | None = None
+    diagnosis: Diagnosis | None = None
     logs: str = ""
 
     @classmethod
@@ -118,7 +111,7 @@ class Ending:
             elapsed_s=elapsed_of(jobs),
             node_hours=sum(job.node_hours for job in jobs),
             attempts=jobs[0].known_attempts if len(jobs) == 1 else (),
-            diagnosis=None if diagnosis is None else diagnosis.as_dict(),
+            diagnosis=diagnosis,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,7 +123,7 @@ class Ending:
         return {
             **{key: plain(getattr(self, key)) for key in keys.split()},
             "states": dict(self.states),
-            "diagnosis": self.diagnosis,
+            "diagnosis": self.diagnosis and self.diagnosis.as_dict(),
         }
 
     @property
@@ -211,38 +204,40 @@ class Ending:
     # --- Why ------------------------------------------------------------------------------------
     @property
     def cause(self) -> str:
-        return self._told("cause")
+        return self.diagnosis.cause if self.diagnosis else ""
 
     @property
     def summary(self) -> str:
         """A line such as ``job 12 (train) failed: out of memory on n2: 3.9 GiB used of 4 GiB``."""
-        job_id = self._told("job_id") or self.job_id
-        return summary_of(job_id, self.name, self._told("state") or self.state, self.cause)
+        told = self.diagnosis
+        job_id, state = (told.job_id, told.state) if told else (self.job_id, "")
+        return summary_of(job_id, self.name, state or self.state, self.cause)
 
     @property
     def fix(self) -> str:
         """The fix, with the command that shows the job's log: once, if the fix is to read it."""
-        fix = self._told("fix")
-        own = show_log(self._told("job_id"))
+        if (told := self.diagnosis) is None:
+            return ""
+        own = show_log(told.job_id)
         command = show_log(self.logs) if self.logs else own
-        if fix.endswith(own):
-            return f"{fix.removesuffix(own)}{command}"
-        return f"{fix}; the whole log: {command}" if self._texts("lines") else fix
+        if told.fix.endswith(own):
+            return f"{told.fix.removesuffix(own)}{command}"
+        return f"{told.fix}; the whole log: {command}" if told.lines else told.fix
 
     @property
     def remarks(self) -> list[str]:
         """Other facts that may explain the end, and the hints."""
-        return self._texts("remarks")
+        return [*self.diagnosis.explanations] if self.diagnosis else []
 
     @property
     def log(self) -> list[str]:
         """The last lines of the log of the rank that failed first, or a note in their place."""
-        shown = (self.diagnosis or {}).get("shown")
-        source = str(shown.get("source", OF_JOB)) if isinstance(shown, dict) else OF_JOB
-        if lines := self._texts("lines"):
-            return [*([f"({source}:)"] if source != OF_JOB else []), *lines]
-        note = self._told("note")
-        return [f"({note})"] if note else []
+        return [*self.diagnosis.quoted] if self.diagnosis else []
+
+    @property
+    def notices(self) -> list[Notice]:
+        """What may be wrong with a job that completed."""
+        return [note.notice for note in self.diagnosis.notes] if self.diagnosis else []
 
     def details(self, *, log_is_shown: bool = False) -> Iterator[str]:
         """Yield the lines that a person sees below the summary and above the fix.
@@ -255,17 +250,10 @@ class Ending:
 
     @property
     def verdict(self) -> list[str]:
-        """The outcome and, of a failure, cause, remarks and fix."""
+        """The outcome and, of a failure, cause, remarks and fix; of a completed job, its notes."""
         fixes = [f"fix: {self.fix}"] if self.fix else []
-        why = [self.summary, *self.remarks, *fixes]
-        return [self.outcome, *(why if self.cause else ())]
-
-    def _told(self, key: str) -> str:
-        return str((self.diagnosis or {}).get(key) or "")
-
-    def _texts(self, key: str) -> list[str]:
-        texts = (self.diagnosis or {}).get(key)
-        return [*map(str, texts)] if isinstance(texts, list) else []
+        why = [self.summary, *self.remarks, *fixes] if self.cause else []
+        return [self.outcome, *why, *(f"note: {notice}" for notice in self.notices)]
 
 
 def told_nodes(tasks: Iterable[JobInfo | TaskRecord]) -> tuple[str, ...]:

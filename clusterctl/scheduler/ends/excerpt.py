@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from clusterctl.scheduler.ends.ending import OF_JOB
 from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.scheduler.ends.failed_rank import FailedRank
 from clusterctl.scheduler.ends.log_text import (
@@ -27,6 +26,8 @@ from clusterctl.scheduler.ends.log_text import (
 )
 from clusterctl.util.terminal import plain_line
 
+# Whose lines an excerpt has.
+OF_JOB: Final = "the job"
 # Numbers of lines: the last of a log, those after a traceback, before it, of the other stream,
 # before a backtrace, and of bash about the job's script.
 _LAST = 10

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo
+from clusterctl.scheduler.ends.diagnosis import EndFacts
 from clusterctl.scheduler.ends.failed_rank import (
     FailedRank,
     failed_by_itself,
@@ -100,7 +101,8 @@ class Evidence:
         package.
     excluded: patterns of files that were not sent (--exclude).
     script: text of the job's script, if this machine still has it as it was sent. "": unknown.
-    was_read: whether the job's logs were read, so that an empty log is known to be empty.
+    was_read: whether the job's logs were read, so that an empty log is known to be empty. unread:
+        why they were not, for people.
     is_full: whether the file system of the job's folder has no room, so that it may lack lines.
     advice: remedies on the cluster itself.
     nodes: all nodes of the cluster, for a waiting job. Empty: unknown.
@@ -124,6 +126,7 @@ class Evidence:
     excluded: tuple[str, ...] = ()
     script: str = ""
     was_read: bool = False
+    unread: str = ""
     is_full: bool = False
     advice: Advice = OWN
     nodes: Sequence[NodeInfo] = ()
@@ -273,21 +276,21 @@ class Facts:
                 "or step"
             )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the facts as `-o json` and run.json show them."""
+    @property
+    def told(self) -> EndFacts:
         attempt = self.attempt
-        return {
-            "elapsed_s": self.elapsed_s or None,
-            "time_limit_s": self.job.time_limit_s,
-            "memory_peak": self.peak or None,
-            "memory_limit": self.memory_limit or None,
-            "lost": dict(self.lost),
-            "unfit": dict(self.unfit),
-            "cancelled_by": self.cancelled_by,
-            "not_restarted": attempt.stop,
-            "hang": str(attempt.hang) if attempt.hang else "",
-            "alarms": [str(alarm) for alarm in attempt.alarms],
-        }
+        return EndFacts(
+            elapsed_s=self.elapsed_s or None,
+            time_limit_s=self.job.time_limit_s,
+            memory_peak=self.peak or None,
+            memory_limit=self.memory_limit or None,
+            lost=dict(self.lost),
+            unfit=dict(self.unfit),
+            cancelled_by=self.cancelled_by,
+            not_restarted=attempt.stop,
+            hang=str(attempt.hang) if attempt.hang else "",
+            alarms=tuple(str(alarm) for alarm in attempt.alarms),
+        )
 
 
 def _largest(failed: FailedRank, log: str, steps: Sequence[StepInfo]) -> FailedRank:

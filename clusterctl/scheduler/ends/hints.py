@@ -13,8 +13,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
+from clusterctl.scheduler.ends.diagnosis import Hint
 from clusterctl.scheduler.ends.excerpt import OF_BASH, Excerpt
 from clusterctl.scheduler.ends.facts import Evidence, Facts
 from clusterctl.scheduler.ends.log_text import short
@@ -33,31 +34,6 @@ _NO_ERROR: Final = re.compile(
     r"|\b(?:retry(?:ing)?\b(?!.*(?:nodes are busy|/simple/))|skipp(?:ed|ing)|ignor(?:ed|ing)"
     r"|fall(?:s|ing) back|continuing|disabling|using .* instead|trying (?:again|another))\b"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
-    """A hint. line: the explained line, with which the log ends; "": the hint explains the signal,
-    the exit code or the script.
-
-    says: the meaning of the line: always, if ``is_certain`` (because this machine, Slurm or the
-        line itself says so), and otherwise usually. fix: the remedy to try.
-    """
-
-    name: str
-    says: str
-    fix: str
-    line: str = ""
-    is_certain: bool = False
-
-    def told(self, fix: str) -> str:
-        """Return the hint in words. fix: that of the diagnosis, which is not repeated."""
-        meaning = f"hint: {'' if self.is_certain else 'usually '}{self.says}"
-        return meaning if self.fix == fix else f"{meaning}; try: {self.fix}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the hint as `-o json` and run.json show it."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,17 @@
-"""Collection of the facts about a failed or waiting job: its logs, its steps, and the files sent
-with it.
+"""Judges how jobs and their tasks ended: once, from the jobs' logs, Slurm's accounting, and the
+files that were sent. The judgement is kept in the job's folder.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler.base import (
@@ -20,11 +23,15 @@ from clusterctl.scheduler.base import (
     StepInfo,
 )
 from clusterctl.scheduler.ends import remote_logs
-from clusterctl.scheduler.ends.completed import LastError, error_at_end
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose, diagnose_waiting
-from clusterctl.scheduler.ends.facts import Evidence, is_shell
+from clusterctl.scheduler.ends.completed import diagnose_completed
+from clusterctl.scheduler.ends.diagnose import diagnose, diagnose_waiting
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, told_of_tasks
+from clusterctl.scheduler.ends.facts import Evidence
+from clusterctl.scheduler.ends.known import PACKED_TASKS
 from clusterctl.scheduler.ends.local_files import LocalFiles
+from clusterctl.scheduler.ends.packed import packed_tasks
 from clusterctl.scheduler.history import attempts_of
+from clusterctl.scheduler.request.arrays import tasks_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.availability import waits_for_nodes
 from clusterctl.scheduler.slurm.records import with_recorded_exit
@@ -32,59 +39,44 @@ from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
 
-_MOST_READ = 8  # jobs
-_MOST_HOSTS = 16  # hosts
-_ACCOUNTING_LAG_S = 3.0
+_PROGRAM: Final = "clusterctl.scheduler.ends.remote_logs"
+_MOST_AT_ONCE: Final = 64  # tasks of which the logs are read by one command
+_MOST_HOSTS: Final = 16
+_ACCOUNTING_LAG_S: Final = 3.0
+# So long after the end of a job, its logs are complete on all hosts, and Slurm has noticed lost nodes.
+_SETTLED_S: Final = 120.0
+_NOT_OURS: Final = "clusterctl reads only logs of jobs that it has submitted"
 _Json = Mapping[str, Any]
 
 
-def diagnose_job(session: Session, job: JobInfo, tree: Path | None = None) -> Diagnosis:
-    """Return why a job failed, was cancelled or waits, from its logs if they can be read.
+def judge(
+    session: Session, jobs: Sequence[JobInfo], tree: Path | None = None
+) -> dict[str, Diagnosis]:
+    """Return, by the IDs of jobs and tasks, why they failed, were cancelled or wait, and what may be
+    wrong with those that completed. Others are left out.
 
-    tree: the local folder with the job's collected files. Its logs are read on the cluster only if
-        they are empty here. None: on the cluster.
+    tree: the local folder with the collected files of the jobs' common folder, which are read if the
+        cluster does not answer.
     """
-    bare = Evidence(job=job, advice=session.site.advice)
-    if not job.ended:
-        return next(diagnose_waiting_jobs(session, [job]), diagnose(bare))
-    try:
-        logs = _collected_logs(tree, job) if tree else {}
-        logs = logs or _read_logs(session, job)
-    except (SchedulerError, TransportError) as exc:
-        return diagnose(bare).with_note(f"the job's log can't be read: {exc.what}")
-    diagnosis = diagnose(evidence_of(session, job, logs))
-    if diagnosis.excerpt.lines:
-        return diagnosis
-    if not logs:
-        return diagnosis.with_note("clusterctl reads only logs of jobs that it has submitted")
-    if logs.get("unread"):
-        return diagnosis.with_note(f"the job's log can't be read: {logs['unread']}")
-    if logs.get("gone"):
-        return diagnosis.with_note("the job's folder no longer exists")
-    if logs.get("full"):
-        return diagnosis.with_note(
-            "the job's log is empty, and the file system of its folder is full"
-        )
-    rank = diagnosis.failed.rank
-    writer = "the job" if rank is None else f"rank {rank}"
-    return diagnosis.with_note(f"{writer} wrote nothing to its log")
+    found = {each.job_id: each for each in diagnose_waiting_jobs(session, jobs)}
+    folders: dict[tuple[str, tuple[str, ...]], list[JobInfo]] = {}
+    for job in jobs:
+        if job.ended:
+            hosts = tuple(host for host, _ in session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
+            folders.setdefault((_folder_of(session, job), hosts), []).append(job)
+    for (folder, _), own in folders.items():
+        found |= _judge_tasks(session, folder, own, tree)
+    return {job.id: found[job.id] for job in jobs if job.id in found}
 
 
-def diagnose_jobs(
-    session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
-) -> tuple[Diagnosis, ...]:
-    """Return diagnoses of failed jobs, then of cancelled jobs, then, if ``waiting`` is set, of
-    pending jobs.
-
-    Only the logs of the first ``_MOST_READ`` jobs are read: an array may have thousands of tasks.
-    """
-    failed = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
-    failed.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
-    read = [diagnose_job(session, job) for job in failed[:_MOST_READ]]
-    unread = [
-        diagnose(Evidence(job=job, advice=session.site.advice)) for job in failed[_MOST_READ:]
-    ]
-    return (*read, *unread, *(diagnose_waiting_jobs(session, jobs) if waiting else ()))
+def tasks_inside(session: Session, job: JobInfo, tree: Path | None = None) -> tuple[JobInfo, ...]:
+    """Return the tasks of `submit --pack` that ran inside a job; () for another job."""
+    request = _Sent.of(session, job).request
+    numbers = request.get("array")
+    if not request.get("pack") or not isinstance(numbers, str):
+        return ()
+    answer = _read(session, _folder_of(session, job), [job], tree, "kept")
+    return packed_tasks(str(answer.get("packed") or ""), job, tasks_of(numbers))
 
 
 def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator[Diagnosis]:
@@ -99,117 +91,280 @@ def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator
     return diagnose_waiting(waits, nodes=nodes, required=required, advice=session.site.advice)
 
 
-def error_of_completed(session: Session, job: JobInfo) -> tuple[LastError | None, bool]:
-    """Return the error with which the log of a completed job ends, and whether the job is a shell
-    script.
+def _judge_tasks(
+    session: Session, folder: str, jobs: Sequence[JobInfo], tree: Path | None
+) -> dict[str, Diagnosis]:
+    """Return what is found of a job, or of tasks of an array, whose logs are on the same hosts."""
+    found: dict[str, Diagnosis | None] = {}
+    if len(jobs) > _MOST_AT_ONCE:
+        found = _kept_in(_read(session, folder, jobs, tree, "kept"), jobs)
+    left = [job for job in jobs if job.id not in found]
+    for at in range(0, len(left), _MOST_AT_ONCE):
+        found |= _judge_part(session, folder, left[at : at + _MOST_AT_ONCE], tree)
+    return {job_id: each for job_id, each in found.items() if each is not None}
+
+
+def _judge_part(
+    session: Session, folder: str, jobs: Sequence[JobInfo], tree: Path | None
+) -> dict[str, Diagnosis | None]:
+    answer = _read(session, folder, jobs, tree, "kept or logs")
+    found = _kept_in(answer, jobs)
+    logs = dict(answer["tasks"])
+    new = [job for job in jobs if job.id not in found]
+    if damaged := [job for job in new if "kept" in logs[_task(job)]]:
+        logs |= _read(session, folder, damaged, tree, "logs")["tasks"]
+    return found | _judge_new(session, folder, new, logs, answer["now"])
+
+
+def _kept_in(answer: _Json, jobs: Sequence[JobInfo]) -> dict[str, Diagnosis | None]:
+    """Return what was judged before. A job may have damaged what is kept in its folder: that is left
+    out.
     """
-    logs: _Json = {}
-    with suppress(SchedulerError, TransportError):
-        logs = _read_logs(session, job)
-    local_files, source, _ = _sent(session, job)
-    is_of_shell = is_shell(local_files.script_text(source))
-    stdout, stderr = (logs.get(name) or "" for name in ("stdout", "stderr"))
-    return error_at_end(stdout, stderr, is_shell=is_of_shell), is_of_shell
+    found = {}
+    for job in jobs:
+        kept = answer["tasks"].get(_task(job), {}).get("kept")
+        if isinstance(kept, dict):
+            told = kept.get("diagnosis")
+            diagnosis = None if told is None else Diagnosis.read(told)
+            if told is None or diagnosis is not None:
+                found[job.id] = diagnosis
+    return found
 
 
-def _sent(session: Session, job: JobInfo) -> tuple[LocalFiles, _Json, _Json]:
-    """Return the files that were sent with a job, their list, and the facts of the submission."""
-    entry = session.ledger.find(job.id)
-    files = session.ledger.kept(entry.token) if entry is not None else {}
-    facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
-    program_dir = entry.program_dir if entry is not None else ""
-    return LocalFiles.of(facts, source, program_dir), source, facts
+def _judge_new(
+    session: Session, folder: str, jobs: Sequence[JobInfo], logs: _Json, now: float
+) -> dict[str, Diagnosis | None]:
+    """Judge jobs by their logs, and keep what is settled."""
+    if not jobs:
+        return {}
+    around = _Around.of(session, jobs)
+    found = {job.id: _judge_one(session, job, logs[_task(job)], around) for job in jobs}
+    kept = {
+        _task(job): {"judged": now, "diagnosis": (told := found[job.id]) and told.as_dict()}
+        for job in jobs
+        if around.is_complete and _is_settled(job, logs[_task(job)], now)
+    }
+    _keep(session, folder, jobs, kept)
+    return found
 
 
-def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
-    """Return the facts about a job. logs: the ends of the job's logs, as ``remote_logs`` returns
-    them.
+def _judge_one(session: Session, job: JobInfo, logs: _Json, around: _Around) -> Diagnosis | None:
+    evidence = _evidence_of(session, job, logs, around)
+    if job.outcome is Outcome.COMPLETED:
+        return diagnose_completed(evidence, logs)
+    diagnosis = diagnose(evidence)
+    if diagnosis.code != PACKED_TASKS:
+        return diagnosis
+    failed = [task for task in tasks_inside(session, job) if task.outcome is Outcome.FAILED]
+    causes = by_cause(judge(session, failed).values())
+    return replace(diagnosis, remarks=tuple(starmap(told_of_tasks, causes)))
+
+
+def _is_settled(job: JobInfo, logs: _Json, now: float) -> bool:
+    """Return whether nothing more will be learned of the end of a job.
+
+    now: by the clock of the host with the logs.
     """
-    history = attempts_of(logs.get("events") or "")
-    job = with_recorded_exit(job, history)
-    local_files, source, facts = _sent(session, job)
-    request = facts.get("job") or {}
-    steps, canceller = _accounted(session, job)
-    lost: Mapping[str, str] = {}
-    with suppress(SchedulerError, TransportError):
-        lost = session.scheduler.lost_nodes(job) if job.outcome is Outcome.FAILED else {}
-    unfit: Mapping[str, str] = {}
-    # slurmd, which runs as root, cancels a job with --no-requeue if the Prolog fails.
-    if job.signal == NO_LOG_SIGNAL or canceller == "root":
-        with suppress(SchedulerError, TransportError):
-            unfit = session.scheduler.unfit_nodes(job)
-    return Evidence(
-        job=job,
-        log="\n".join(filter(None, (logs.get("stdout"), logs.get("stderr")))),
-        stdout=logs.get("stdout") or "",
-        ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
-        ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
-        tasks_per_node=request.get("tasks_per_node"),
-        attempt=history[-1],
-        lost=lost,
-        unfit=unfit,
-        steps=steps,
-        cancelled_by=canceller,
-        folder=local_files.remote,
-        left_here=local_files.find,
-        packages=local_files.packages,
-        excluded=tuple(request.get("exclude") or ()),
-        script=local_files.script_text(source),
-        was_read=bool(logs) and not logs.get("gone") and not logs.get("unread"),
-        is_full=bool(logs.get("full")),
-        advice=session.site.advice,
-    )
+    if logs.get("unread") or logs.get("gone") or "events" not in logs:
+        return False
+    if job.end_time is not None and job.end_time > now:
+        return False
+    may_lack_a_node = len(job.nodes) > 1 and job.outcome is Outcome.FAILED
+    has_ended = attempts_of(logs["events"])[-1].has_ended and not may_lack_a_node
+    return has_ended or job.end_time is None or now - job.end_time > _SETTLED_S
 
 
+# --- The logs ---------------------------------------------------------------------------------------
 def _task(job: JobInfo) -> str:
     return "" if job.task is None else str(job.task)
 
 
-def _read(raw: bytes) -> _Json:
+def _read_json(raw: bytes) -> _Json:
     with suppress(ValueError, RecursionError):
         value = json.loads(raw)
         return value if isinstance(value, dict) else {}
     return {}
 
 
-def _collected_logs(tree: Path, job: JobInfo) -> _Json:
-    """Return the ends of the job's logs in a local folder; empty if nothing is written in them."""
-    logs = remote_logs.ends(str(tree), _task(job))
-    # The file system of this machine tells nothing about the job's.
-    is_written = logs["stdout"] or logs["stderr"] or any(logs["ranks"].values())
-    return {**logs, "full": False} if is_written else {}
-
-
-def _read_logs(session: Session, job: JobInfo) -> _Json:
-    """Return the ends of the job's logs, merged from its hosts; raise TransportError if no host
-    answers.
-
-    ``unread`` in the result: why the first host, which has the job's own log, can't be read, or "".
-    """
+def _folder_of(session: Session, job: JobInfo) -> str:
+    """Return the folder of a job that clusterctl has submitted, else ""."""
     entry = session.ledger.find(job.id)
-    folder = (
-        entry.remote_dir
-        if entry is not None and entry.remote_dir
-        else job.work_dir
-        if job.token
-        else ""
-    )
+    if entry is not None and entry.remote_dir:
+        return entry.remote_dir
+    return job.work_dir if job.token else ""
+
+
+def _read(
+    session: Session, folder: str, jobs: Sequence[JobInfo], tree: Path | None, what: str
+) -> _Json:
+    """Return the answer of ``remote_logs`` about jobs in a folder. If their logs can't be read,
+    ``unread`` of each says why.
+
+    what: "kept", "logs", or "kept or logs".
+    """
     if not folder:
-        return {}
-    hosts = dict(session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
-    argv = remote_argv("clusterctl.scheduler.ends.remote_logs", "ends", folder, _task(job))
+        return _unread(jobs, _NOT_OURS)
+    try:
+        return _ask(session, folder, jobs, what)
+    except (SchedulerError, TransportError) as exc:
+        if tree is None:
+            return _unread(jobs, f"the job's log can't be read: {exc.what}")
+    answer = remote_logs.judged(str(tree), str(tree), what, _asked(jobs))
+    for logs in answer["tasks"].values():
+        # The file system of this machine tells nothing about the job's.
+        logs["full"] = False
+    return answer
+
+
+def _unread(jobs: Sequence[JobInfo], why: str) -> _Json:
+    return {"now": time.time(), "tasks": {_task(job): {"unread": why} for job in jobs}}
+
+
+def _asked(jobs: Sequence[JobInfo]) -> dict[str, list[Any]]:
+    return {_task(job): [job.end_time, job.outcome is Outcome.COMPLETED] for job in jobs}
+
+
+def _ask(session: Session, folder: str, jobs: Sequence[JobInfo], what: str) -> _Json:
+    """Return the answer of ``remote_logs``, with the logs merged from the jobs' hosts. Raise
+    TransportError if no host answers.
+
+    ``unread`` of a task: why the first host, which has its own log, can't be read, or "".
+    """
+    hosts = dict(session.hosts_with_files(jobs[0].nodes)[:_MOST_HOSTS])
+    entry = session.ledger.find(jobs[0].id)
+    argv = remote_argv(_PROGRAM, "ends", folder, entry.program_dir if entry else "", what)
+    asked = _asked(jobs)
+    stdin = json.dumps(asked).encode()
     answers, failed = call_on_hosts(
-        hosts, lambda host: _read(hosts[host].run(argv).stdout.encode())
+        hosts, lambda host: _read_json(hosts[host].run(argv, stdin=stdin).stdout.encode())
     )
     if not answers:
         raise next(iter(failed.values()))
-    logs = list(answers.values())
     first_failure = failed.get(next(iter(hosts)))
+    unread = f"the job's log can't be read: {first_failure.what}" if first_failure else ""
+    parts = [answer["tasks"] for answer in answers.values() if "tasks" in answer]
+    if not parts:
+        return _unread(jobs, "the job's log can't be read: its host gave no answer")
+    tasks = {
+        task: _merged([part[task] for part in parts], unread) for task in asked if task in parts[0]
+    }
+    return {"now": time.time(), **next(iter(answers.values())), "tasks": tasks}
+
+
+def _merged(logs: Sequence[_Json], unread: str) -> _Json:
+    """Return the logs of a task from its hosts as those of a single one."""
+    if "kept" in logs[0]:
+        return logs[0]
     merged = {
         key: {rank: text for log in reversed(logs) for rank, text in (log.get(key) or {}).items()}
         for key in ("ranks", "ends")
     }
-    return {**logs[0], "unread": first_failure.what if first_failure else "", **merged}
+    return {**logs[0], "unread": unread, **merged}
+
+
+def _keep(session: Session, folder: str, jobs: Sequence[JobInfo], judgements: _Json) -> None:
+    """Keep judgements in the job's folder, if that is possible."""
+    if not judgements:
+        return
+    _, transport = session.hosts_with_files(jobs[0].nodes)[0]
+    with suppress(SchedulerError, TransportError):
+        argv = remote_argv(_PROGRAM, "keep", folder)
+        transport.run(argv, stdin=json.dumps(judgements).encode(), check=False)
+
+
+# --- What is around the logs ------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What this machine knows of a submission. request: the options of the job. source: the list of
+    the files that were sent.
+    """
+
+    files: LocalFiles
+    source: _Json
+    request: _Json
+
+    @classmethod
+    def of(cls, session: Session, job: JobInfo) -> _Sent:
+        entry = session.ledger.find(job.id)
+        kept = session.ledger.kept(entry.token) if entry is not None else {}
+        facts, source = (_read_json(kept.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
+        files = LocalFiles.of(facts, source, entry.program_dir if entry is not None else "")
+        return cls(files, source, facts.get("job") or {})
+
+    @property
+    def is_packed(self) -> bool:
+        return bool(self.request.get("pack"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What is known of jobs of one submission beside their logs: what was sent, and, by the jobs' IDs,
+    Slurm's steps and the nodes that were lost.
+
+    cancellers: user ID -> name. unfit: node -> its unmet need. is_complete: whether Slurm answered all
+    questions.
+    """
+
+    sent: _Sent
+    steps: Mapping[str, Sequence[StepInfo]] = field(default_factory=dict)
+    cancellers: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    is_complete: bool = False
+
+    @classmethod
+    def of(cls, session: Session, jobs: Sequence[JobInfo]) -> _Around:
+        sent = _Sent.of(session, jobs[0])
+        bad = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
+        # Slurm does not know the tasks inside a job.
+        if not bad or (sent.is_packed and bad[0].task is not None):
+            return cls(sent, is_complete=True)
+        with suppress(SchedulerError, TransportError):
+            steps = _steps_of(session, bad)
+            cancellers = _names_of(session, {canceller_of(own) for own in steps.values()} - {""})
+            lost = session.scheduler.lost_nodes(
+                [job for job in bad if job.outcome is Outcome.FAILED]
+            )
+            # slurmd, which runs as root, cancels a job with --no-requeue if the Prolog fails.
+            unlaunched = [
+                node
+                for job in bad
+                if job.signal == NO_LOG_SIGNAL
+                or cancellers.get(canceller_of(steps.get(job.id, ()))) == "root"
+                for node in job.nodes
+            ]
+            unfit = session.scheduler.unfit_nodes(unlaunched) if unlaunched else {}
+            return cls(sent, steps, cancellers, lost, unfit, is_complete=True)
+        return cls(sent)
+
+
+def _evidence_of(session: Session, job: JobInfo, logs: _Json, around: _Around) -> Evidence:
+    sent = around.sent
+    history = attempts_of(logs.get("events") or "")
+    steps = tuple(around.steps.get(job.id, ()))
+    unread = logs.get("unread") or ("the job's folder no longer exists" if logs.get("gone") else "")
+    return Evidence(
+        job=with_recorded_exit(job, history),
+        log="\n".join(filter(None, (logs.get("stdout"), logs.get("stderr")))),
+        stdout=logs.get("stdout") or "",
+        ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
+        ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
+        tasks_per_node=sent.request.get("tasks_per_node"),
+        attempt=history[-1],
+        lost=around.lost.get(job.id, {}),
+        unfit={node: lack for node, lack in around.unfit.items() if node in job.nodes},
+        steps=steps,
+        cancelled_by=around.cancellers.get(canceller_of(steps), ""),
+        folder=sent.files.remote,
+        left_here=sent.files.find,
+        packages=sent.files.packages,
+        excluded=tuple(sent.request.get("exclude") or ()),
+        script=sent.files.script_text(sent.source),
+        was_read=not unread,
+        unread=unread,
+        is_full=bool(logs.get("full")),
+        advice=session.site.advice,
+    )
 
 
 def canceller_of(steps: Sequence[StepInfo]) -> str:
@@ -220,16 +375,31 @@ def canceller_of(steps: Sequence[StepInfo]) -> str:
     return steps[0].cancelled_by if steps else ""
 
 
-def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:
-    """Return the job's steps, and the name of the user that cancelled the job ("" if unknown)."""
+def _steps_of(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[StepInfo]]:
+    """Return the steps of tasks of one job, by the tasks' IDs. The accounting may tell who cancelled
+    a job a moment later.
+    """
+    asked = jobs[0].id if len(jobs) == 1 else jobs[0].whole_id
+    cancelled = [job.id for job in jobs if job.state is JobState.CANCELLED]
+    found: dict[str, list[StepInfo]] = {}
     scheduler = session.scheduler
-    with suppress(SchedulerError, TransportError):
-        for _ in scheduler.clock.polls(_ACCOUNTING_LAG_S, first_s=0.3, longest_s=1.0):
-            steps = scheduler.steps(job.id)
-            if uid := canceller_of(steps):
-                name = session.transport.run(["id", "-un", uid], check=False).stdout.strip()
-                return steps, name or f"uid {uid}"
-            if not steps or job.state is not JobState.CANCELLED:
-                break
-        return steps, ""
-    return (), ""
+    for _ in scheduler.clock.polls(_ACCOUNTING_LAG_S, first_s=0.3, longest_s=1.0):
+        steps = scheduler.steps(asked)
+        found = {job.id: [] for job in jobs}
+        for step in steps:
+            found.get(step.id.partition(".")[0], []).append(step)
+        if len(jobs) == 1:
+            # The parts of a heterogeneous job have IDs of their own.
+            found = {asked: [*steps]}
+        if not steps or all(canceller_of(found[job_id]) for job_id in cancelled):
+            break
+    return found
+
+
+def _names_of(session: Session, uids: Collection[str]) -> dict[str, str]:
+    """Return uid -> name of users."""
+    names = {}
+    for uid in uids:
+        name = session.transport.run(["id", "-un", uid], check=False).stdout.strip()
+        names[uid] = name or f"uid {uid}"
+    return names

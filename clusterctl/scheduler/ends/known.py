@@ -42,6 +42,8 @@ class Cause:
     failed: FailedRank | None = None
 
 
+# Of a job of which tasks inside it failed.
+PACKED_TASKS: Final = "packed-tasks"
 # The fix for each cause that job.py, or the program that knows it, has recorded: see
 # ``Attempt.causes``. task: the number of the first failed task of a pack.
 _FIXES: Final = {
@@ -53,7 +55,7 @@ _FIXES: Final = {
     "not-staged": "correct SOURCE:TARGET of --set stage=; both are paths on the nodes",
     "image-unfit": "correct --container or --mount, or what the node lacks; `clusterctl submit --help` "
     "names the kinds of images",
-    "packed-tasks": "`clusterctl logs {job}_{task}` shows the output of the first; after "
+    PACKED_TASKS: "`clusterctl logs {job}_{task}` shows the output of the first; after "
     "`clusterctl collect`, `clusterctl replay {job} --failed` runs them again",
 }
 _COLUMNS: Final = 400

@@ -1,9 +1,16 @@
 """Program that reads the ends of jobs' logs. Runs on the cluster and locally: standard library,
 Python 3.9.
 
-    main("ends", FOLDER, TASK)
+    main("ends", FOLDER, PROGRAM, WHAT)
+    main("keep", FOLDER)
     main("events", FOLDER...)
     main("records")
+
+"ends" reads a JSON object from stdin: of each task ("": the job itself) when it ended, in Unix
+seconds (null: unknown), and whether it completed. Its answer is a JSON object: ``now``, the time of
+this host; ``packed``, the end of packed.jsonl; and ``tasks``: of each task what was judged of its
+end since then and kept ("keep" reads that from stdin), or else the ends of its logs. With the WHAT
+"kept" or "logs" instead of "kept or logs", only these. PROGRAM is the folder of the job's program.
 
 "records" reads a JSON list of folders from stdin: an argument has at most 128 KiB. Its answer is a
 JSON list: for each job's folder null if it does not exist, otherwise a JSON object with a record
@@ -12,13 +19,15 @@ events of the last attempt, ``written``, when the job last wrote a file, in Unix
 ``error``, why the events can't be read. An array's record "" has the reason why the tasks without a
 record were not read.
 
-The answer for several folders is a JSON list with the end of each job.events, "" if it can't be
-read. TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``,
+The answer of "events" is a JSON list with the end of each job.events, "" if it can't be read.
+
+The ends of the logs of a task are a JSON object. ``stdout``,
 ``stderr``: end of each log, "" if it is missing or not a file. ``ranks``: rank -> end of its own
 log. ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or "" if the
     rank was killed before it could write the record.
 ``events``: end of job.events, of all attempts of the job. The rest is about the job's last attempt.
 ``gone``: whether the folder is missing. ``full``: whether its file system has no room left.
+``nonfinite``: of a completed task, the first line of its metrics with NaN or an infinite number.
 """
 
 from __future__ import annotations
@@ -26,7 +35,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
+import tempfile
+import time
 from itertools import islice
 from typing import Any
 
@@ -43,6 +55,12 @@ RANK_END = re.compile(r"([0-9]{1,6})\.end")
 RECORD = 300  # bytes
 ROOM = 1 << 12  # bytes; a log with less is cut
 MOST_TASKS = 20000
+# What was judged of each task (judge.py).
+ENDS_FILE = "job.ends"
+PACKED_FILE = "packed.jsonl"
+MOST_KEPT = 64 << 20
+MOST_PACKED = 1 << 22
+NONFINITE = r'": *-?(NaN|Infinity)'
 
 
 def end_of(folder: str, path: str, most: int) -> str:
@@ -102,9 +120,14 @@ def ends(folder: str, task: str) -> dict[str, Any]:
         log[1]: of_attempt(end_of(folder, f"{own}rank-logs/{log[0]}", most), restarts, most)
         for log in logs
     }
+    # A packed task has its logs in its folder.
+    stdout, stderr = (
+        end_of(folder, f"{name}{suffix}.log", END) or end_of(folder, f"{own}{name}.log", END)
+        for name in ("stdout", "stderr")
+    )
     return {
-        "stderr": of_attempt(end_of(folder, f"stderr{suffix}.log", END), restarts, END) or "",
-        "stdout": of_attempt(end_of(folder, f"stdout{suffix}.log", END), restarts, END) or "",
+        "stderr": of_attempt(stderr, restarts, END) or "",
+        "stdout": of_attempt(stdout, restarts, END) or "",
         "ranks": {rank: text for rank, text in ranks.items() if text is not None},
         "ends": {
             record[1]: end_of(folder, f"{own}rank-logs/{record[0]}", RECORD)
@@ -187,9 +210,64 @@ def modified(folder: str, name: str) -> float:
         return 0
 
 
+def judged(folder: str, program: str, what: str, tasks: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer for "ends", as the module describes."""
+    now = time.time()
+    kept = kept_ends(folder) if "kept" in what else {}
+    answer: dict[str, Any] = {}
+    for task, (ended, has_completed) in tasks.items():
+        own = kept.get(task)
+        judged_at = own.get("judged") if isinstance(own, dict) else None
+        # A job that ended again since is judged again.
+        if isinstance(judged_at, (int, float)) and judged_at >= (ended or 0):
+            answer[task] = {"kept": own}
+        elif "logs" in what:
+            answer[task] = ends(folder, task)
+            if has_completed:
+                metrics = os.path.join(program, own_prefix(task), "metrics.jsonl")
+                answer[task]["nonfinite"] = first_nonfinite(metrics)
+    packed = end_of(folder, PACKED_FILE, MOST_PACKED)
+    return {"now": now, "packed": packed, "tasks": answer}
+
+
+def kept_ends(folder: str) -> dict[str, Any]:
+    """Return what was kept of the ends of a job's tasks; {} if that can't be read."""
+    try:
+        kept = json.loads(end_of(folder, ENDS_FILE, MOST_KEPT))
+    except (ValueError, RecursionError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def keep(folder: str, judgements: dict[str, Any]) -> None:
+    """Add to what is kept of the ends of a job's tasks. Nothing is kept where that is impossible,
+    such as in the folder of another user.
+    """
+    try:
+        fd, name = tempfile.mkstemp(dir=folder, prefix=f".{ENDS_FILE}.")
+    except OSError:
+        return
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump({**kept_ends(folder), **judgements}, file)
+        os.replace(name, os.path.join(folder, ENDS_FILE))
+    except OSError:
+        os.unlink(name)
+
+
+def first_nonfinite(metrics: str) -> str:
+    """Return the first line of a file with NaN or an infinite number, or ""."""
+    argv = ["grep", "-m1", "-aE", NONFINITE, metrics]
+    found = subprocess.run(argv, capture_output=True, check=False).stdout
+    return found[:END].decode(errors="replace")
+
+
 def main(kind: str, *words: str) -> None:
     if kind == "ends":
-        json.dump(ends(*words), sys.stdout)
+        folder, program, what = words
+        json.dump(judged(folder, program, what, json.load(sys.stdin)), sys.stdout)
+    elif kind == "keep":
+        keep(words[0], json.load(sys.stdin))
     elif kind == "records":
         json.dump([records(folder) for folder in json.load(sys.stdin)], sys.stdout)
     else:

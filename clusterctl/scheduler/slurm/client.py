@@ -414,40 +414,39 @@ class SlurmClient(Jobs):
             else self._query(slurm_parse.STEPS, _jobs_option(job_id), patience_s=_ACCOUNTING_S)
         )
 
-    def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
+    def lost_nodes(self, jobs: Sequence[JobInfo]) -> Mapping[str, Mapping[str, str]]:
         # A job that has lost its only node ends as NODE_FAIL.
-        is_own_end = len(job.nodes) == 1 and job.state is JobState.FAILED
-        start = job.last_start
-        if start is None or not job.nodes or is_own_end:
+        asked = [job for job in jobs if job.nodes and job.last_start is not None]
+        asked = [job for job in asked if len(job.nodes) > 1 or job.state is not JobState.FAILED]
+        if not asked:
             return {}
-        end = job.end_time or start
-        argv = [
-            "sacctmgr",
-            "--noheader",
-            "--parsable2",
-            "show",
-            "event",
-            f"nodes={fold_nodes(job.nodes)}",
-        ]
-        argv += [f"start=uts{start}", "format=nodename,start,state,reason"]
+        spans = {
+            job.id: (job.last_start or 0, job.end_time or job.last_start or 0) for job in asked
+        }
+        names = fold_nodes([*dict.fromkeys(node for job in asked for node in job.nodes)])
+        since = min(start for start, _ in spans.values())
+        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={names}"]
+        argv += [f"start=uts{since}", "format=nodename,start,state,reason"]
         outages = "" if self.no_accounting else self._ask(argv, patience_s=_ACCOUNTING_S)
-        lost = slurm_parse.parse_outages(outages, start, end + _NOTICED_S)
         # Until Slurm sets a node down that does not answer, the accounting has no event.
-        if time.time() < end + _NOTICED_S:
-            rows = self._query(slurm_parse.SINFO, f"--nodes={fold_nodes(job.nodes)}")
-            nodes = {node.name: node for node in rows}
-            silent = (node for name in job.nodes if (node := nodes.get(name)) and node.is_lost)
-            lost = {node.name: node.reason or "Not responding" for node in silent} | lost
+        latest = max(end for _, end in spans.values())
+        is_recent = time.time() < latest + _NOTICED_S
+        rows = self._query(slurm_parse.SINFO, f"--nodes={names}") if is_recent else []
+        silent = {node.name: node.reason or "Not responding" for node in rows if node.is_lost}
+        lost = {}
+        for job in asked:
+            start, end = spans[job.id]
+            now_silent = silent if time.time() < end + _NOTICED_S else {}
+            of_all = now_silent | slurm_parse.parse_outages(outages, start, end + _NOTICED_S)
+            lost[job.id] = {node: why for node, why in of_all.items() if node in job.nodes}
         return lost
 
-    def unfit_nodes(self, job: JobInfo) -> Mapping[str, str]:
-        if not job.nodes:
-            return {}
-        rows = self._query(slurm_parse.SINFO, f"--nodes={fold_nodes(job.nodes)}")
+    def unfit_nodes(self, names: Sequence[str]) -> Mapping[str, str]:
+        rows = self._query(slurm_parse.SINFO, f"--nodes={fold_nodes(names)}")
         return {
             node.name: node.reason.removeprefix(HEALTH_REASON).strip()
             for node in rows
-            if node.name in job.nodes and node.reason.startswith(HEALTH_REASON)
+            if node.name in names and node.reason.startswith(HEALTH_REASON)
         }
 
     def required_nodes(self) -> dict[int, tuple[str, ...]]:

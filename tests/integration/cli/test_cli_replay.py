@@ -130,17 +130,6 @@ def test_submit_wait_notes_error_at_the_end_of_a_completed_job(
     assert shows(err, "log-ends-with-error") is is_noted
 
 
-def test_wait_reads_the_log_of_a_completed_job_that_is_waited_for_alone(
-    played_session: Session, run_verb: RunVerb
-) -> None:
-    """Each reading takes time on the cluster, and there may be hundreds of jobs."""
-    Path("losses.sh").write_text("#!/bin/bash\nnosuchprogram\nexit 0\n")
-    for _ in range(2):
-        run_verb("submit", "losses.sh")
-    assert not shows(run_verb("wait", "1", "2")[1], "log-ends-with-error")
-    assert shows(run_verb("wait", "2")[1], "log-ends-with-error")
-
-
 @pytest.mark.parametrize(("after", "is_noted"), [("print('recovered')", False), ("", True)])
 def test_submit_wait_notes_a_handled_error_if_it_is_the_last_line(
     played_session: Session, run_verb: RunVerb, after: str, *, is_noted: bool

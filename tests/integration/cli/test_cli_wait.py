@@ -16,7 +16,7 @@ from clusterctl.cli.waiting import WaitResult
 from clusterctl.runs.facts import ending_of
 from clusterctl.runs.find import Row
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.ends.diagnosis import diagnose
+from clusterctl.scheduler.ends.diagnose import diagnose
 from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.scheduler.session import Session
 from clusterctl.state.run_record import RunRecord
@@ -98,7 +98,9 @@ def test_array_is_told_by_its_worst_task() -> None:
         for number, state in enumerate(states)
     )
     failure = diagnose(Evidence(job=tasks[1]))
-    whole, task = (end.as_dict() for end in WaitResult(("7", "7_0"), tasks, (failure,)).ends())
+    whole, task = (
+        end.as_dict() for end in WaitResult(("7", "7_0"), tasks, {"7_1": failure}).ends()
+    )
     assert whole["states"] == {"COMPLETED": 2, "FAILED": 1}
     assert (whole["state"], whole["exit_code"]) == ("FAILED", 1)
     assert whole["diagnosis"]["job_id"] == "7_1"

@@ -19,7 +19,7 @@ from clusterctl.jobs.submit import SubmittedJob, Submitter
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.ends.judge import diagnose_job
+from clusterctl.scheduler.ends.judge import judge
 from clusterctl.scheduler.request.job_secrets import remove_old_secrets
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.sites.script import Environment
@@ -373,7 +373,7 @@ def test_logs_are_read_beside_an_unreachable_node(
         "of n1\n"
     )
     broken = without_n2(apart, cluster, tmp_path)
-    assert diagnose_job(broken, ended).excerpt.lines == ("of n1",)
+    assert judge(broken, [ended])[ended.id].lines == ("of n1",)
     for names in (("n2",), ("n2", "o1")):  # the first has the job's own
-        found = diagnose_job(broken, replace(ended, nodes=names))
+        found = judge(broken, [replace(ended, nodes=names)])[ended.id]
         assert found.note == "the job's log can't be read: no connection"

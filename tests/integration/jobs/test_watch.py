@@ -38,9 +38,9 @@ from clusterctl.jobs.watch import (
 )
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.ends import remote_logs
-from clusterctl.scheduler.ends.diagnosis import diagnose
+from clusterctl.scheduler.ends.diagnose import diagnose
 from clusterctl.scheduler.ends.facts import Evidence
-from clusterctl.scheduler.ends.judge import diagnose_job
+from clusterctl.scheduler.ends.judge import judge
 from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
@@ -464,30 +464,32 @@ def test_wait_raises_the_error_of_the_final_state(
 
 def test_log_of_a_job_of_another_program_is_not_called_empty(session) -> None:
     other = JobInfo(number=99, name="x", user="ada", state=JobState.FAILED, reason="", exit_code=1)
-    found = diagnose_job(session, other)
+    found = judge(session, [other])[other.id]
     assert found.note
     assert "wrote nothing" not in found.note
 
 
 @pytest.mark.parametrize(
-    ("codes", "said"),
+    ("codes", "told"),
     [
-        ((1, 1, 1), "(and 2 more)"),
-        ((1, 2, 2, 1), "(and 3 more: 2 with exit code 2, 1 with exit code 1)"),
-        ((1, -53), "(and 1 more: 1 with exit code -53)"),
+        ((1,), []),
+        ((1, 1, 1), ["7_0, 7_1, 7_2"]),
+        ((1, 2, 2, 1), ["7_0, 7_3", "7_1, 7_2"]),
+        ((1, -53), ["7_0", "7_1"]),
     ],
 )
-def test_error_counts_other_ends_than_the_first(codes: tuple[int, ...], said: str) -> None:
+def test_error_names_the_tasks_of_each_cause(codes: tuple[int, ...], told: list[str]) -> None:
     tasks = [
         JobInfo(
             number=7, task=at, name="x", user="ada", state=JobState.FAILED, reason="",
-            exit_code=max(code, 0), signal=max(-code, 0),
+            exit_code=max(code, 0), signal=max(-code, 0), nodes=(f"n{at}",),
         )
         for at, code in enumerate(codes)
     ]  # fmt: skip
     with pytest.raises(JobFailedError) as caught:
-        raise_failures(tasks, [diagnose(Evidence(job=task)) for task in tasks])
-    assert caught.value.what.endswith(said)
+        raise_failures(tasks, {task.id: diagnose(Evidence(job=task)) for task in tasks})
+    lines = [line for line in caught.value.why.splitlines() if " FAILED: " in line]
+    assert [line.partition(" FAILED: ")[0] for line in lines] == told
 
 
 def test_file_system_without_room_is_full(tmp_path: Path) -> None:
@@ -746,7 +748,7 @@ def test_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
     why = failed(counting, job_id).why
     assert why.endswith("xend")
     follower = next(json.loads(text) for text in transport.answers if text.startswith("{"))
-    assert 0 < len(follower["stderr"]) <= 1 << 16
+    assert 0 < len(follower["tasks"][""]["stderr"]) <= 1 << 16
     assert len(why) < 2200
 
 
@@ -839,8 +841,10 @@ def test_ranks_of_an_earlier_attempt_are_left_out(tmp_path):
 
 def ends_there(folder: Path) -> Any:
     """The ends of a job's logs, read by the program that runs on the cluster."""
-    argv = remote_argv("clusterctl.scheduler.ends.remote_logs", "ends", str(folder), "")
-    return json.loads(LocalTransport().run(argv).stdout)
+    program = "clusterctl.scheduler.ends.remote_logs"
+    argv = remote_argv(program, "ends", str(folder), "", "logs")
+    answer = LocalTransport().run(argv, stdin=b'{"": [null, false]}').stdout
+    return json.loads(answer)["tasks"][""]
 
 
 def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):

@@ -21,7 +21,7 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.report import report_of
 from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.scheduler.base import comment_of
-from clusterctl.scheduler.ends.judge import diagnose_jobs
+from clusterctl.scheduler.ends.judge import judge
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -617,7 +617,7 @@ def test_run_has_the_cause_of_a_full_disk_that_logs_shows(
     job_id = finished(session, cluster, tmp_path, body)
     transport = FullDisk() if is_full else LocalTransport()
     session = replace(session, scheduler=SlurmClient(transport, patience_s=0))
-    (shown,) = diagnose_jobs(session, session.scheduler.jobs([job_id]))
+    shown = judge(session, session.scheduler.jobs([job_id]))[job_id]
     (run,) = collect(session, [job_id], out=out)
     assert (run.diagnosis["code"], condition(shown)) == (code, code)
 
@@ -634,8 +634,8 @@ class LostLogs(LocalTransport):
 def test_run_is_diagnosed_by_its_collected_logs(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "echo no such data; exit 3")
     session = replace(session, scheduler=SlurmClient(LostLogs(), patience_s=0))
-    (shown,) = diagnose_jobs(session, session.scheduler.jobs([job_id]))
-    assert not shown.excerpt.lines
+    shown = judge(session, session.scheduler.jobs([job_id]))[job_id]
+    assert not shown.lines
     (run,) = collect(session, [job_id], out=out)
     assert run.diagnosis["lines"] == ["no such data"]
 

@@ -18,6 +18,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import (
+    ENDS_FILE,
     FROM_JOB,
     PROGRAM_FOLDER,
     SENT_FILES,
@@ -88,7 +89,7 @@ def run_of(session: Session, done: SubmittedJob, out: Path) -> RunRecord:
             )
         status = path.lstat()
         is_counted = path.is_file() and not path.is_symlink() and status.st_size
-        if is_counted and not (path.parent == folder and path.name in SENT_FILES):
+        if is_counted and not (path.parent == folder and path.name in {*SENT_FILES, ENDS_FILE}):
             assert digest(b"", os.fsencode(path), status.st_size, status.st_mtime_ns) in known, path
     return run
 

@@ -363,7 +363,6 @@ def test_last_lines_of_a_failed_job_are_in_an_answer_once() -> None:
         "lines": ["Traceback", "ValueError: bad"],
         "fix": "",
     }
-    diagnosis |= {"shown": {"traceback": ["Traceback", "ValueError: bad"]}}
     failed = {"code": "job-failed", "cause": "job 1 failed\nTraceback\nValueError: bad", "fix": ""}
     jobs = [{"job_id": "1", "diagnosis": diagnosis}]
     waited = {"ok": False, "failures": [failed], "jobs": jobs, "diagnosis": diagnosis}

@@ -16,7 +16,8 @@ from clusterctl.errors import MachineError, UsageError
 from clusterctl.jobs import messages
 from clusterctl.jobs.messages import JobEvent, JobMessages, chosen_receivers, happenings
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.ends import judge as evidence
+from clusterctl.scheduler.ends import judge as judging
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.history import Alarm, Hang
 from clusterctl.util.receivers import Message
 from tests.support.messages import refused
@@ -52,7 +53,7 @@ def outbox() -> Outbox:
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a cluster there are no causes."""
-    monkeypatch.setattr(evidence, "diagnose_jobs", lambda *_: ())
+    monkeypatch.setattr(judging, "judge", lambda *_: {})
 
 
 @pytest.mark.parametrize(
@@ -170,14 +171,10 @@ def test_message_hides_secrets_and_control_characters(
 ) -> None:
     """A log may contain a token, and a service shows messages to others."""
     token = "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8x"
-    diagnosis = SimpleNamespace(
-        as_dict=lambda: {
-            "cause": "it \x1b[31m failed",
-            "fix": "-",
-            "lines": [f"token={token}"] * 99,
-        }
+    diagnosis = Diagnosis(
+        job_id=RUNNING.id, cause="it \x1b[31m failed", fix="-", lines=(f"token={token}",) * 99
     )
-    monkeypatch.setattr(evidence, "diagnose_jobs", lambda *_: (diagnosis,))
+    monkeypatch.setattr(judging, "judge", lambda *_: {RUNNING.id: diagnosis})
     failed = replace(RUNNING, state=JobState.FAILED, name="a\nb")
     JobMessages(cast(Any, outbox), submitted=True).look(SESSION, [failed])
     (message,) = outbox.sent

@@ -69,10 +69,16 @@ def made_run(
     fields_of_record = record(
         job_id, **{"args": list(args), **vars(summarize(folder, args)), **fields}
     )
+    told = fields_of_record.pop("diagnosis", None)
     made = RunRecord.model_validate({**fields_of_record, "directory": folder})
     tasks = tuple(
         task if task.time_use else task.model_copy(update={"time_use": time_use_in(made, task)})
         for task in map(with_attempt, made.tasks)
+    )
+    of_task = str((told or {}).get("job_id", tasks[0].id))
+    tasks = tuple(
+        task.model_copy(update={"diagnosis": told}) if task.id == of_task else task
+        for task in tasks
     )
     (folder / "run.json").write_text(made.model_copy(update={"tasks": tasks}).as_json())
     return RunRecord.load(folder)

@@ -127,10 +127,10 @@ def test_line_of_the_log_that_the_cause_quotes_is_told_once(tmp_path: Path) -> N
 
 def test_diagnosis_of_a_run_may_lack_what_it_usually_has(tmp_path: Path) -> None:
     tasks = [{"id": f"1_{number}", "state": "FAILED"} for number in range(2)]
-    diagnosis = {"job_id": ["1_0"], "cause": "unknown"}
+    diagnosis = {"job_id": "1_0", "cause": "unknown"}
     row = Row(made_run(tmp_path, tasks=tasks, state="FAILED", diagnosis=diagnosis))
     assert not any(line.startswith("fix") for line in ending_of(row).verdict)
-    assert ending_of(row.tasks[0]).diagnosis is None
+    assert ending_of(row.tasks[1]).diagnosis is None
 
 
 def test_end_of_an_array_is_that_of_the_task_with_its_state(tmp_path: Path) -> None:

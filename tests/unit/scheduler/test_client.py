@@ -441,7 +441,7 @@ def test_lost_nodes_are_nodes_that_failed_during_the_job() -> None:
     job = replace(job, nodes=("d-1", "d-2"))
     step = Step(("sacctmgr", *["*"] * 4, "nodes=d-[[]1-2[]]", "start=uts1000", "..."), down)
     slurm, transport, _ = client(step)
-    assert slurm.lost_nodes(job) == {"d-2": "Not responding"}
+    assert slurm.lost_nodes([job]) == {"7": {"d-2": "Not responding"}}
     assert transport.left == ()
     now = int(time.time())
     rows = [
@@ -450,9 +450,9 @@ def test_lost_nodes_are_nodes_that_failed_during_the_job() -> None:
     ]
     step = Step(("sinfo", *["*"] * 3, "--nodes=d-[[]1-2[]]"), records(rows))
     slurm, transport, _ = client(Step(("sacctmgr", "..."), ""), step)
-    assert slurm.lost_nodes(replace(job, end_time=now)).keys() == {"d-2"}
+    assert slurm.lost_nodes([replace(job, end_time=now)])["7"].keys() == {"d-2"}
     assert transport.left == ()
-    assert client()[0].lost_nodes(replace(job, start_time=None)) == {}
+    assert client()[0].lost_nodes([replace(job, start_time=None)]) == {}
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import starmap
 
+from clusterctl.jobs.watch import notices_of
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
+from clusterctl.scheduler.ends.diagnosis import (
+    Diagnosis,
+    Note,
+    by_cause,
+    cause_column,
+    told_of_tasks,
+)
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.ends.judge import canceller_of
 from clusterctl.state.attempts import AttemptRecord
@@ -89,14 +98,44 @@ def test_long_list_of_nodes_is_told_by_its_first_nodes() -> None:
     assert "n32" not in outcome
 
 
-def test_command_of_the_log_names_the_job_once() -> None:
-    diagnosis = {
-        "job_id": "7",
-        "cause": "x",
-        "fix": "not known; the whole log: `clusterctl logs 7`",
+def completed(job_id: str, text: str) -> Diagnosis:
+    note = Note("log-ends-with-error", f"job {job_id} is COMPLETED, but {text}")
+    return Diagnosis(job_id=job_id, state="COMPLETED", code="completed", notes=(note,))
+
+
+def test_note_on_several_tasks_is_told_once() -> None:
+    found = {
+        job_id: completed(job_id, text)
+        for job_id, text in {"7_1": "x: not found", "7_2": "no y", "7_3": "x: not found"}.items()
     }
-    ending = Ending(job_id="7", state="FAILED", diagnosis={**diagnosis, "lines": ["x"]})
+    first, other = notices_of(found)
+    assert (first.code, "7_1" in first, "7_3" in first) == ("log-ends-with-error", True, True)
+    assert ("7_2" in other, "7_3" in other) == (True, False)
+
+
+def test_equal_causes_of_tasks_are_told_once_on_whatever_host() -> None:
+    ends = {
+        "7_1": ("n1", "exit code 1 on n1"),
+        "7_2": ("n2", "SIGKILL"),
+        "7_3": ("n3", "exit code 1 on n3"),
+    }
+    found = [
+        Diagnosis(job_id=job_id, state="FAILED", host=host, cause=cause)
+        for job_id, (host, cause) in ends.items()
+    ]
+    assert cause_column(found) == {"7_1": "exit code 1 on n1", "7_2": "SIGKILL", "7_3": "as 7_1"}
+    assert [*starmap(told_of_tasks, by_cause(found))] == [
+        "7_1, 7_3 FAILED: exit code 1",
+        "7_2 FAILED: SIGKILL",
+    ]
+
+
+def test_command_of_the_log_names_the_job_once() -> None:
+    fix = "not known; the whole log: `clusterctl logs 7`"
+    diagnosis = Diagnosis(job_id="7", code="exit-code", cause="x", fix=fix, lines=("x",))
+    ending = Ending(job_id="7", state="FAILED", diagnosis=diagnosis)
     assert ending.fix.count("clusterctl logs 7") == 1
     of_other = replace(ending, logs="demo/7")
     assert of_other.fix == "not known; the whole log: `clusterctl logs demo/7`"
-    assert Ending(job_id="7", diagnosis={"fix": "rename x"}).fix == "rename x"
+    without_lines = replace(diagnosis, fix="rename x", lines=())
+    assert Ending(job_id="7", diagnosis=without_lines).fix == "rename x"

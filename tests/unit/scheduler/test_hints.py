@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.ends.diagnose import diagnose
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, Hint
 from clusterctl.scheduler.ends.facts import Evidence, LocalMatch, Packages
-from clusterctl.scheduler.ends.hints import Hint, rows, usual_hint
+from clusterctl.scheduler.ends.hints import rows, usual_hint
 from clusterctl.scheduler.history import Attempt
 from clusterctl.scheduler.sites.advice import FOREIGN, OWN, Advice
 from clusterctl.util.assets import read_table

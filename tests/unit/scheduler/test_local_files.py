@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.ends.diagnose import diagnose
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.scheduler.ends.local_files import LocalFiles
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK, names

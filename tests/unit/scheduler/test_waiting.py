@@ -10,7 +10,8 @@ from typing import Any, Final
 import pytest
 
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.ends.diagnose import diagnose
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.ends.facts import Evidence
 from tests.unit.scheduler.test_diagnosis import GUEST, JOB, OPERATOR
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from clusterctl.runs.packed import packed_tasks
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.ends.packed import packed_tasks
 
 END = {"node": "n1", "start": 100.2, "end": 103.9}
 
 
-def written(folder: Path, *lines: Any) -> Path:
-    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    (folder / "packed.jsonl").write_text("\n".join(texts) + "\n")
-    return folder
+JOB = JobInfo(number=12, name="x", user="ada", state=JobState.FAILED, reason="")
 
 
-def test_last_end_of_a_task_counts(tmp_path: Path) -> None:
-    tree = written(
-        tmp_path,
+def written(*lines: Any) -> str:
+    return "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+
+
+def test_last_end_of_a_task_counts() -> None:
+    text = written(
         {"task": 0, "status": 3, **END},
         {"task": 1, "status": 137, **END},
         {"task": 0, "status": 0, **END},
@@ -27,7 +28,7 @@ def test_last_end_of_a_task_counts(tmp_path: Path) -> None:
         {"task": 4, "status": 255, **END},
         {"task": 5, "status": 143, **END, "is_cut": True},
     )
-    tasks = packed_tasks(tree, "12", range(6), has_ended=True)
+    tasks = packed_tasks(text, JOB, range(6))
     assert [(task.id, task.state, task.exit_code, task.signal) for task in tasks] == [
         ("12_0", "COMPLETED", 0, 0),
         ("12_1", "FAILED", None, 9),
@@ -38,13 +39,12 @@ def test_last_end_of_a_task_counts(tmp_path: Path) -> None:
     ]
     assert (tasks[0].nodes, tasks[0].elapsed_s, tasks[3].elapsed_s) == (("n1",), 3, None)
     # A job that is started again runs both.
-    waiting = packed_tasks(tree, "12", [3, 5], has_ended=False)
+    waiting = packed_tasks(text, replace(JOB, state=JobState.PENDING), [3, 5])
     assert [task.state for task in waiting] == ["PENDING", "PENDING"]
 
 
-def test_damaged_records_of_a_job_are_passed_over(tmp_path: Path) -> None:
-    tree = written(
-        tmp_path,
+def test_damaged_records_of_a_job_are_passed_over() -> None:
+    text = written(
         "[]",
         "null",
         "{",
@@ -55,9 +55,9 @@ def test_damaged_records_of_a_job_are_passed_over(tmp_path: Path) -> None:
         "x" * 10_000,
         {"task": 1, "status": 0, **END, "end": 50.0},
     )
-    tasks = packed_tasks(tree, "12", [0, 1], has_ended=True)
+    tasks = packed_tasks(text, JOB, [0, 1])
     assert [(task.state, task.elapsed_s) for task in tasks] == [
         ("CANCELLED", None),
         ("COMPLETED", 0),
     ]
-    assert packed_tasks(tmp_path / "none", "12", [0], has_ended=True)[0].state == "CANCELLED"
+    assert packed_tasks("", JOB, [0])[0].state == "CANCELLED"
