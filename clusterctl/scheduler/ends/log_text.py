@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import takewhile
 from typing import Final
 
 from clusterctl.util.terminal import plain_line, without_colors
@@ -68,6 +69,9 @@ NOISE: Final = (
     r"^\S*(?:slurm_script|job\.sbatch|job\.mpirun): line \d+: +\d+ [A-Z].*(?:\n|\Z)",
     _ON_THE_WAY,
 )
+# A traceback in torchrun's summary, indented.
+_HEAD: Final = "Traceback (most recent call last):\n"
+_IN_SUMMARY: Final = f"\n  traceback : {_HEAD}"
 # Exceptions that a rank raises only because another rank has ended.
 CONSEQUENCES: Final = (
     r"Connection (?:closed by peer|reset by peer)",
@@ -99,9 +103,19 @@ def without_long_lines(text: str) -> str:
 def without_noise(text: str) -> str:
     """Return a log without messages that follow from a failure, or only surround it."""
     text = without_long_lines(text)
+    raised = _raised_in_summary(text)
     for pattern in NOISE:
         text = compiled(pattern).sub("", text)
-    return text
+    return text if raised in text else f"{text}\n{_HEAD}{raised}\n"
+
+
+def _raised_in_summary(text: str) -> str:
+    """Return the frames and the message in torchrun's summary of the rank that failed first, or "". If
+    the ranks write to files, they are nowhere else in the log.
+    """
+    _, is_there, rest = text.rpartition(_IN_SUMMARY)
+    lines = takewhile(lambda line: line.startswith("  "), rest.split("\n") if is_there else ())
+    return "\n".join(line[2:] for line in lines).rstrip()
 
 
 def is_frame(line: str) -> bool:

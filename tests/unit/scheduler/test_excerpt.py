@@ -10,7 +10,7 @@ import pytest
 from clusterctl.scheduler.ends.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.scheduler.ends.failed_rank import FailedRank
-from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
+from tests.unit.scheduler.test_diagnosis import JOB, TORCHRUN, TRACEBACK
 
 PEER = TRACEBACK + "RuntimeError: [/gloo/pair.cc:537] Connection closed by peer [10.0.0.2]:33\n"
 BUG = TRACEBACK + "KeyError: 'a bug'\n"
@@ -206,6 +206,21 @@ def test_place_may_be_any_file_of_the_programs_folder(file: str) -> None:
 def test_place_of_a_script_without_a_file(file: str, place: str) -> None:
     """A line number of `python -c`, or of generated code, tells nothing."""
     assert shown(frames(file) + "ValueError: x\n").place == place
+
+
+@pytest.mark.parametrize("own", ["", "{raised}", "epoch 1\n"])
+def test_traceback_in_the_summary_of_torchrun_is_shown_once(own: str) -> None:
+    """A program with @record has it there. With --redirects it is nowhere else."""
+    raised = frames(f"{LIBRARY}/site-packages/torch/errors.py", "/w/train.py") + "ValueError: odd\n"
+    summary = TORCHRUN.format(second=1, rank=1, host="n2", code=1)
+    hint = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n"
+    assert hint in summary
+    log = own.format(raised=raised) + summary.replace(
+        hint, f"{raised}\n".replace("\n", "\n  ")[:-2]
+    )
+    found = shown(log)
+    assert (found.place, found.exception) == ("/w/train.py:1", "ValueError: odd")
+    assert found.lines.count("ValueError: odd") == 1
 
 
 def test_exception_that_another_process_sent_has_its_own_place() -> None:
