@@ -35,8 +35,8 @@ PEER_GONE = re.compile(
     "MPI communication peer process has unexpectedly disconnected|An error occurred in Socket "
     "closed"
 )
-# job.py writes this text in its messages.
-NO_SLURMSTEPD = "no slurmstepd any more"
+# The code of the cause that job.py records if a node has lost the slurmstepd of its ranks.
+LOST_SLURMSTEPD = "lost-slurmstepd"
 # Slurm's states of nodes that are down, so that it ends their jobs, or do not answer.
 DOWN = frozenset(("DOWN",))
 LOST = frozenset(("DOWN", "NOT_RESPONDING"))
@@ -269,6 +269,19 @@ class Attempt(NamedTuple):
             for each in self.events
             if each.get("event") == "cause"
         }
+
+    @property
+    def interrupted(self) -> Event:
+        """The event with which a bundled training has recorded that a signal stopped it: its
+        ``iteration``, and whether it ``continues`` from a checkpoint. Empty: it did not.
+        """
+        return self._last("interrupted")
+
+    @property
+    def saved_iteration(self) -> int:
+        """The iteration of the checkpoint with which an interrupted training can continue. 0: none."""
+        event = self.interrupted
+        return int(_number(event, "iteration") or 0) if event.get("continues") is True else 0
 
     @property
     def is_open(self) -> bool:

@@ -94,6 +94,8 @@ ABORTED_S = 3.0
 # and text of a CannotStartError as JSON.
 STAGING = "staging: "
 STAGED = "staged: "
+# The line of `watch` about a node that has lost the slurmstepd of its ranks.
+LOST = "lost slurmstepd: "
 # A shell returns this status if it finds no such program.
 NOT_STARTED = 127
 # srun reports the early end of a task.
@@ -253,9 +255,11 @@ class JobProgram:
 
         is_last: whether the ranks were killed before. Return whether srun was killed.
         """
-        if history.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log"):
+        if nodes := nodes_without_slurmstepd():
             is_last = True
-            task.complain(f"srun waits for ranks that have {history.NO_SLURMSTEPD}, and is killed")
+            text = f"srun waits for ranks that have no slurmstepd any more on {', '.join(nodes)}"
+            JobEvents().add("cause", code=history.LOST_SLURMSTEPD, text=text)
+            task.complain(f"{text}, and is killed")
         elif not is_last:
             task.complain("ranks do not end after the failure of another rank, and are killed")
         self._restart.record_signal(signal.SIGKILL)
@@ -310,7 +314,13 @@ def is_step_aborted() -> bool:
     """
     # srun's own messages in telemetry.log are about telemetry.
     is_aborted = restarts.is_aborted(restarts.end_of_file(own_log()))
-    return is_aborted or history.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
+    return is_aborted or bool(nodes_without_slurmstepd())
+
+
+def nodes_without_slurmstepd() -> list[str]:
+    """Return the nodes that have lost the slurmstepd of their ranks, as `watch` tells."""
+    lines = restarts.end_of_file("telemetry.log").splitlines()
+    return [line[len(LOST) :] for line in lines if line.startswith(LOST)]
 
 
 def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool) -> bool:
@@ -929,8 +939,8 @@ def watch_steps(job: str, own_step: str) -> None:
                 return
             processes.kill_ranks(job)
         for step in stepds.killed():
-            # `run` reads this in telemetry.log.
-            task.complain(f"step {step} has {history.NO_SLURMSTEPD} on {task.host_name()}")
+            task.complain(f"step {step} has no slurmstepd any more on {task.host_name()}")
+            say(f"{LOST}{task.host_name()}")
 
 
 if __name__ == "__main__":

@@ -58,16 +58,17 @@ STARTED = re.compile(r"^NodeName=(\S+) .*\bSlurmdStartTime=(\d+)\b", re.MULTILIN
 
 
 class JobEvents:
-    """The file job.events: a JSON object per line."""
+    """The file job.events: a JSON object per line. folder: of the job. Default: the current."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "") -> None:
+        self._path = os.path.join(folder, history.EVENTS_FILE)
         self._added = ""
 
     def read(self) -> Sequence[Attempt]:
         """Return the attempts since the submission, or since a person restarted a stopped job. Only
         this attempt if the file cannot be read.
         """
-        texts = (task.text_of(history.EVENTS_FILE), self._added)
+        texts = (task.text_of(self._path), self._added)
         read = (history.of_chain(history.attempts_of(text)) for text in texts)
         return next(filter(None, read), [])
 
@@ -77,7 +78,7 @@ class JobEvents:
 
         restarts: how often Slurm has restarted the job.
         """
-        last = history.attempts_of(task.text_of(history.EVENTS_FILE))[-1]
+        last = history.attempts_of(task.text_of(self._path))[-1]
         missed = restarts > (last.number + 1 if last.start else 0)
         return drained_nodes(last.last or 0.0) if missed else {}
 
@@ -85,7 +86,7 @@ class JobEvents:
     def size(self) -> int:
         """The size of the file in bytes; 0 if it does not exist."""
         with suppress(OSError):
-            return os.path.getsize(history.EVENTS_FILE)
+            return os.path.getsize(self._path)
         return 0
 
     def add_refusal(self, exc: task.CannotStartError) -> int:
@@ -104,7 +105,7 @@ class JobEvents:
         """Record an event on disk. Return whether that worked: the disk may be full."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
         self._added += line
-        file = task.open_for_writing(history.EVENTS_FILE, os.O_APPEND)
+        file = task.open_for_writing(self._path, os.O_APPEND)
         try:
             is_whole = os.write(file, line.encode()) == len(line.encode())
             # The node may be lost before the file system writes the line by itself. /dev/null
@@ -243,7 +244,11 @@ class Restart:
         if restarts.launcher_of(self._program) == "srun":
             status = restarts.status_of_start(log) or status
         failure: restarts.Facts = restarts.failure_now(
-            status, log, restarts.killed_at(attempt), is_signal=attempt.how != "exit"
+            status,
+            log,
+            restarts.killed_at(attempt),
+            is_signal=attempt.how != "exit",
+            has_lost_slurmstepd=history.LOST_SLURMSTEPD in attempt.causes,
         )
         kind = str(failure["kind"])
         if restarts.is_usage(kind):

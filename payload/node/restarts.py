@@ -20,7 +20,6 @@ from payload.node import history, task
 from payload.node.history import (
     ENDED_BY_ANOTHER,
     FROM_SHELL,
-    NO_SLURMSTEPD,
     PEER_GONE,
     SAVED,
     Attempt,
@@ -230,12 +229,18 @@ def kind_of(status: int) -> str:
 
 
 def failure_now(
-    status: int, log: str, killed_at: float = math.inf, *, is_signal: bool = True
+    status: int,
+    log: str,
+    killed_at: float = math.inf,
+    *,
+    is_signal: bool = True,
+    has_lost_slurmstepd: bool = False,
 ) -> dict[str, object]:
     """Return the facts about the failure of the attempt that has just ended.
 
     status: of the program. log: the job's own. killed_at: when job.py began to kill ranks.
-    is_signal: whether a status like that of a signal may mean one.
+    is_signal: whether a status like that of a signal may mean one. has_lost_slurmstepd: whether a
+    node has lost the slurmstepd of its ranks.
     """
     if os.path.exists(HANG_FILE):
         return failure("hang", suspects=_nodes_of_hang())
@@ -260,7 +265,7 @@ def failure_now(
     error = "" if by_signal else error_at_end(text)
     # job.py has killed srun, and with it all ranks that had a slurmstepd.
     is_killed = by_signal and ended == FROM_SHELL + signal.SIGKILL
-    if NO_SLURMSTEPD in log and (is_killed or not rank):
+    if has_lost_slurmstepd and (is_killed or not rank):
         return failure("loss of slurmstepd")
     if (left := left_mpi(log)) and (is_killed or not rank):
         return failure(LEFT_MPI, place=left)

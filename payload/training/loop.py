@@ -28,6 +28,7 @@ from payload.data.datasets import data_record, open_dataset
 from payload.data.loader import IterationBatches, IterationSamples, Loader
 from payload.device.base import Device
 from payload.errors import ENDED, STOPPED, PayloadError, UsageError
+from payload.node.heartbeat import record_interruption
 from payload.parallel.engine import Engine, Evaluation, StepResult
 from payload.parallel.pipeline import MicroBatch, idle_share
 from payload.saved_model.writer import ModelWriter
@@ -221,6 +222,7 @@ class Trainer:
             self.signals.came = True
         saved = "saved" if saver or self.model else "nothing saved"
         self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}")
+        record_interruption(iteration, continues=saver is not None)
         if saver:
             if names := ", ".join(variables_to_set(os.environ)):
                 self.metrics.print_line(

@@ -23,7 +23,7 @@ from clusterctl.scheduler.ends.failed_rank import (
     with_reported_signal,
 )
 from clusterctl.scheduler.ends.log_text import without_long_lines
-from clusterctl.scheduler.history import Attempt
+from clusterctl.scheduler.history import LOST_SLURMSTEPD, Attempt
 from clusterctl.scheduler.sites.advice import OWN, Advice
 from clusterctl.util import formatting
 
@@ -33,7 +33,6 @@ _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 <
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
 # Shells that continue after a command that fails.
 _SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
-_STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
 _STEP_KILLED: Final = re.compile(
     r"^slurmstepd\S*: error: StepId=(\S+) exceeded (?:job |step )?memory limit", re.MULTILINE
 )
@@ -180,7 +179,9 @@ class Facts:
             ends=evidence.ends,
         )
         lost = evidence.lost or nodes_lost_by(log)
-        own_end = failed_by_itself(failed, log, evidence.ends)
+        own_end = failed_by_itself(
+            failed, log, evidence.ends, is_srun_killed=LOST_SLURMSTEPD in attempt.causes
+        )
         failed = with_reported_signal(
             _largest(failed, log, evidence.steps), log, (attempt.how, attempt.signal)
         )
@@ -190,7 +191,7 @@ class Facts:
             handled = failed
             only_node = job.nodes[0] if len(job.nodes) == 1 else ""
             failed = FailedRank(host=only_node, exit_code=job.exit_code)
-        sent = attempt.signal if _STOPPED.search(log) else ""
+        sent = attempt.signal if attempt.interrupted else ""
         if sent:
             # The payload stops with the exit code of SIGTERM at each signal.
             failed = replace(failed, signal=sent, exit_code=None)

@@ -17,7 +17,6 @@ from clusterctl.scheduler.history import (
     FROM_SHELL,
     LOST_PEER,
     LOST_SERVER,
-    NO_SLURMSTEPD,
     PEER_GONE,
 )
 
@@ -59,10 +58,6 @@ _SRUN: Final = re.compile(
 )
 _SRUN_ENDS: Final = re.compile(
     r"^srun: (?:launch/slurm: _step_signal|Job step aborted|Terminating)", re.MULTILINE
-)
-# job.py then kills srun and all ranks.
-_SRUN_KILLED: Final = re.compile(
-    rf"^clusterctl: srun waits for ranks that have {NO_SLURMSTEPD}", re.MULTILINE
 )
 _STEP_ENDED: Final = re.compile(
     r"^srun: (?:launch/slurm: _step_signal: )?Terminating StepId=(?P<step>\S+)", re.MULTILINE
@@ -145,9 +140,13 @@ def nodes_lost_by(log: str) -> dict[str, str]:
     return dict.fromkeys(_NODE_FAILURE.findall(log), "")
 
 
-def failed_by_itself(failed: FailedRank, log: str, ends: Mapping[int, str]) -> FailedRank | None:
+def failed_by_itself(
+    failed: FailedRank, log: str, ends: Mapping[int, str], *, is_srun_killed: bool
+) -> FailedRank | None:
     """Return how the rank ended; None if it was ended, or if it only lost another rank or
     slurmstepd.
+
+    is_srun_killed: whether job.py has killed srun and all ranks.
     """
     end = None
     if failed.rank is not None and (record := ends.get(failed.rank)):
@@ -159,7 +158,7 @@ def failed_by_itself(failed: FailedRank, log: str, ends: Mapping[int, str]) -> F
         )
     elif failed.exit_code or failed.signal:
         end = failed
-    by_another = _BY_LAUNCHER if _SRUN_KILLED.search(log) else ("SIGTERM",)
+    by_another = _BY_LAUNCHER if is_srun_killed else ("SIGTERM",)
     is_own = (
         end is not None
         and end.exit_code not in (LOST_PEER, LOST_SERVER)

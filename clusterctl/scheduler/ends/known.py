@@ -18,15 +18,10 @@ from clusterctl.scheduler.ends.excerpt import Excerpt
 from clusterctl.scheduler.ends.facts import Evidence, Facts
 from clusterctl.scheduler.ends.failed_rank import FailedRank, signal_name
 from clusterctl.scheduler.ends.log_text import compiled, short, without_long_lines
-from clusterctl.scheduler.history import LOST_SERVER, NO_SLURMSTEPD, is_notice, left_mpi
+from clusterctl.scheduler.history import LOST_SERVER, LOST_SLURMSTEPD, is_notice, left_mpi
 from clusterctl.scheduler.sites.advice import ANOTHER_FOLDER
 from clusterctl.util import formatting
 
-# The last messages of a bundled job that a signal has stopped.
-_SAVED: Final = (
-    r"^(?:.*)saved after iteration (?P<iteration>\d+)\n(?:.*\n)?"
-    r"unless the job is restarted, continue with: "
-)
 _EXAMINE: Final = "`clusterctl doctor` shows what the node lacks"
 _AGAIN: Final = "submit again; without --no-requeue, Slurm returns the job to the queue by itself"
 _CONTINUE: Final = "continue with the command at the end of the log"
@@ -66,10 +61,7 @@ _OUT_OF_MEMORY: Final = (
     r"(?: \((?P<peak>\d+) > (?P<most>\d+)\))?|[Oo]ut [Oo]f [Mm]emory$|oom.kill event"
     r"(?: in StepId=(?P<job2>\d+))?)"
 )
-_NO_STEPD: Final = (
-    rf"^clusterctl: srun waits for ranks that have {NO_SLURMSTEPD}"
-    r"|^srun: error: Timed out waiting for job step to complete"
-)
+_NO_STEPD: Final = r"^srun: error: Timed out waiting for job step to complete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +96,8 @@ class _Case:
     @property
     def saved(self) -> str:
         """That the work is saved: ``; its work is saved after iteration 253``, or ""."""
-        saved = compiled(_SAVED).search(self.log)
-        return f"; its work is saved after iteration {saved['iteration']}" if saved else ""
+        iteration = self.facts.attempt.saved_iteration
+        return f"; its work is saved after iteration {iteration}" if iteration else ""
 
     @property
     def examine(self) -> str:
@@ -316,7 +308,8 @@ def _by_loss(case: _Case) -> Iterator[Cause]:
     is_open = is_killed and facts.attempt.is_open
     if facts.lost and (is_open or not case.is_explained):
         yield _lost_node(case)
-    if compiled(_NO_STEPD).search(case.log) and not case.is_explained:
+    is_seen = LOST_SLURMSTEPD in facts.attempt.causes
+    if (is_seen or compiled(_NO_STEPD).search(case.log)) and not case.is_explained:
         failed = facts.failed
         at = f" on {failed.host}" if failed.exit_code == LOST_SERVER and failed.host else ""
         yield Cause(

@@ -1065,6 +1065,8 @@ def test_srun_that_does_not_notice_a_lost_slurmstepd_is_killed(batch, spool):
     job = JobSpec(name="j", script=program, nodes=2, requeue=True)
     assert batch.run(rendered(job).rstrip() + " 2>stderr.log\n")[0] == 137
     assert events(batch)[-1]["kind"] == "loss of slurmstepd"
+    (cause,) = [each for each in events(batch) if each["event"] == "cause"]
+    assert (cause["code"], "node-1" in cause["text"]) == ("lost-slurmstepd", True)
 
 
 def test_program_goes_on_if_the_step_of_telemetry_is_aborted(batch):

@@ -4,6 +4,7 @@ leaves.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -21,6 +22,7 @@ import pytest
 from payload.checkpoint.folder import FolderLock, checkpoint_name
 from payload.checkpoint.session import command_to_resume, variables_to_set
 from payload.checkpoint.shards import read_manifest
+from payload.node.history import attempts_of
 from payload.saved_model.folder import read_weights
 from payload.saved_model.record import read_record
 from tests.integration.payload.conftest import Runner
@@ -35,7 +37,8 @@ def started(out: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], IO[
     given = ("--epochs", "100000", "--peak-tflops", "1", *(flags or ("--save-interval", "1000000")))
     argv = [sys.executable, "-u", "-m", "payload", "train", *given, "--out", str(out)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(argv, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+    env = {**os.environ, "CLUSTERCTL_HEARTBEAT": str(out / "heartbeat")}
+    with subprocess.Popen(argv, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=env) as process:
         assert process.stdout
         assert process.stderr
         try:
@@ -65,6 +68,8 @@ def test_signals_during_exit_change_nothing(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
     assert line.startswith("stopped by a signal; saved ")
     assert process.returncode == 75
+    (attempt,) = attempts_of((tmp_path / "job.events").read_text())
+    assert attempt.saved_iteration == int(line.rpartition(" ")[2])
     there = (tmp_path / "checkpoints").iterdir()
     assert sorted(path.name.split("-")[0] for path in there) == [".lock", "iteration"]
 

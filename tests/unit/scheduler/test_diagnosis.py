@@ -922,9 +922,8 @@ SURVIVOR_KILLED = (
     f"{ABORTED}slurmstepd-n1: error: *** STEP 12.1 ON n1 CANCELLED AT 2026-11-26T17:17:55 ***\n"
     "srun: error: n1: task 0: Killed\nsrun: Terminating StepId=12.1\n"
 )
-ENDED_BY_JOB_PY = (
-    "clusterctl: srun waits for ranks that have no slurmstepd any more, and is killed\n"
-)
+# job.py has killed srun.
+SRUN_KILLED = attempt_with(event="cause", code="lost-slurmstepd", text="srun waits for ranks")
 TIMED_OUT = "srun: error: Timed out waiting for job step to complete\n"
 PEER_RESET = (
     TRACEBACK
@@ -993,17 +992,20 @@ def test_rank_that_failed_by_itself_outweighs_a_lost_node(
     assert (found.code, found.rank) == (code, 0)
 
 
-@pytest.mark.parametrize("last", [TIMED_OUT, ENDED_BY_JOB_PY], ids=["srun", "job.py"])
-def test_killed_slurmstepd_is_not_the_fault_of_its_rank(last: str) -> None:
+@pytest.mark.parametrize(
+    ("last", "attempt"), [(TIMED_OUT, Attempt()), ("", SRUN_KILLED)], ids=["srun", "job.py"]
+)
+def test_killed_slurmstepd_is_not_the_fault_of_its_rank(last: str, attempt: Attempt) -> None:
     """Open MPI ends the rank that lost slurmstepd with 195, and slurmstepd never reports the
     end.
     """
     log = SURVIVOR_KILLED + last
     ends = {1: "5.0 195 n2"}
     ranks = {0: "", 1: "[n2:00000] *** An error occurred in PMIx Event Notification\n"}
-    found = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends=ends))
+    evidence = Evidence(job=JOB, log=log, ranks=ranks, ends=ends, attempt=attempt)
+    found = diagnose(evidence)
     assert (found.code, found.rank, found.host) == ("lost-slurmstepd", 1, "n2")
-    own = diagnose(Evidence(job=JOB, log=log, ranks=ranks, ends={1: "5.0 7 n2"}))
+    own = diagnose(replace(evidence, ends={1: "5.0 7 n2"}))
     assert own.code == "exit-code"
 
 
@@ -1071,7 +1073,7 @@ def test_ranks_that_job_py_killed_are_not_the_cause() -> None:
     """
     job = replace(JOB, exit_code=137)
     found = diagnose(
-        Evidence(job=job, log=ENDED_BY_JOB_PY, ranks={0: "", 1: ""}, ends={0: "5.0 -9 n1"})
+        Evidence(job=job, attempt=SRUN_KILLED, ranks={0: "", 1: ""}, ends={0: "5.0 -9 n1"})
     )
     assert found.code == "lost-slurmstepd"
 
@@ -1102,8 +1104,6 @@ LEFT = (
             "exit-code",
             1,
         ),
-        # job.py has killed srun, which then reports nothing.
-        (LOST_CLIENT + ABORTED + ENDED_BY_JOB_PY, {0: "5.0 -9 n1"}, "lost-slurmstepd", 0),
     ],
 )
 def test_lost_client_of_pmix_that_failed_has_not_left_mpi(
@@ -1112,6 +1112,17 @@ def test_lost_client_of_pmix_that_failed_has_not_left_mpi(
     job = replace(JOB, nodes=("n1",), exit_code=137)
     found = diagnose(Evidence(job=job, log=log, ranks={0: "", 1: ""}, ends=ends))
     assert (found.code, found.rank) == (code, rank)
+
+
+def test_lost_client_of_pmix_of_a_lost_slurmstepd_has_not_left_mpi() -> None:
+    """job.py has killed srun, which then reports nothing."""
+    job = replace(JOB, nodes=("n1",), exit_code=137)
+    log = LOST_CLIENT + ABORTED
+    ends = {0: "5.0 -9 n1"}
+    found = diagnose(
+        Evidence(job=job, log=log, ranks={0: "", 1: ""}, ends=ends, attempt=SRUN_KILLED)
+    )
+    assert (found.code, found.rank) == ("lost-slurmstepd", 0)
 
 
 def test_rank_that_left_mpi_on_a_lost_node_is_not_the_cause() -> None:
@@ -1184,12 +1195,10 @@ def test_lost_client_of_pmix_is_not_the_cause() -> None:
     assert "mpi-pmix" in names(other)
 
 
-SAVED = """\
-iteration    60  loss 2.3
-stopped by a signal; saved after iteration 253
-first set these variables again, as their values are not recorded: NOTE
-unless the job is restarted, continue with: clusterctl submit train --env=NOTE --from-run 7 --
-"""
+def interrupted(signal: str = "SIGUSR1", **event: Any) -> Attempt:
+    """Return the attempt of a training that a signal has stopped, after iteration 253."""
+    sent = {"time": 8, "event": "signal", "signal": signal}
+    return Attempt(events=[sent, {"time": 9, "event": "interrupted", "iteration": 253, **event}])
 
 
 @pytest.mark.parametrize(
@@ -1200,37 +1209,29 @@ unless the job is restarted, continue with: clusterctl submit train --env=NOTE -
         ("stopped", {"state": JobState.FAILED, "exit_code": 143}),
     ],
 )
-def test_fix_after_saved_work_is_to_continue(code: str, fields: dict[str, Any]) -> None:
-    log = SAVED.splitlines(keepends=True)
-    attempt = attempt_with(event="signal", signal="SIGUSR1")
-    saved, model_only, unsaved = (
-        diagnose(Evidence(job=replace(JOB, **fields), log=text, attempt=attempt))
-        for text in (
-            "".join(log),
-            "".join(log[:2]),
-            SAVED.replace(log[1], "stopped by a signal; \n"),
-        )
-    )
-    assert saved.code == model_only.code == unsaved.code == code
-    assert "253" in saved.cause
-    assert ["the command at the end of the log" in one.fix for one in (saved, model_only, unsaved)] == [
-        True, False, False,
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("event", "is_saved"), [({"continues": True}, True), ({"continues": False}, False), ({}, False)]
+)
+def test_fix_after_saved_work_is_to_continue(
+    code: str, fields: dict[str, Any], event: dict[str, Any], *, is_saved: bool
+) -> None:
+    found = diagnose(Evidence(job=replace(JOB, **fields), attempt=interrupted(**event)))
+    assert found.code == code
+    assert ("253" in found.cause) is is_saved
+    assert ("the command at the end of the log" in found.fix) is is_saved
 
 
 def test_signal_that_stopped_a_bundled_job_is_the_sent_signal() -> None:
     """Its exit code is that of SIGTERM at each signal."""
     job = replace(JOB, state=JobState.FAILED, exit_code=143, nodes=("n1",))
-    stopped = diagnose(
-        Evidence(job=job, log=SAVED, attempt=attempt_with(event="signal", signal="SIGUSR1"))
-    )
+    stopped = diagnose(Evidence(job=job, attempt=interrupted()))
     assert (stopped.code, stopped.signal, stopped.exit_code) == (
         "stopped",
         "SIGUSR1",
         None,
     )
     assert "SIGUSR1" in stopped.cause
-    unsent = diagnose(Evidence(job=job, log=SAVED))
+    unsent = diagnose(Evidence(job=job, attempt=attempt_with(event="interrupted")))
     assert (unsent.code, unsent.exit_code) == ("exit-code", 143)
     own = diagnose(
         Evidence(job=job, log="", attempt=attempt_with(event="signal", signal="SIGUSR1"))
