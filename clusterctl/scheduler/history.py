@@ -15,7 +15,7 @@ import shlex
 import signal
 import time
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -256,6 +256,19 @@ class Attempt(NamedTuple):
         )
 
     @property
+    def after_notice(self) -> str:
+        """That the program ended after the signal that announced its time limit, unless it ignored
+        the signal: ``ended 2s after SIGUSR1, which announced its time limit (--signal)``, or "".
+        """
+        notices = (each for each in self.events if each.get("notice") is True)
+        told = next((each for each in notices if each.get("ignored") is not True), NOTHING)
+        if not told or self.ended is None:
+            return ""
+        after = duration(self.ended - told["time"])
+        name = _text(told, "signal")
+        return f"ended {after} after {name}, which announced its time limit (--signal)"
+
+    @property
     def term(self) -> Event:
         """The last SIGTERM, with Slurm's state of the job. Empty: no SIGTERM."""
         terms = (each for each in reversed(self.events) if each.get("signal") == "SIGTERM")
@@ -269,6 +282,12 @@ class Attempt(NamedTuple):
             for each in self.events
             if each.get("event") == "cause"
         }
+
+    @property
+    def killed_at(self) -> float:
+        """When job.py killed the remaining ranks. Infinite: never."""
+        kills = (each["time"] for each in self.events if each.get("signal") == "SIGKILL")
+        return min(kills, default=float("inf"))
 
     @property
     def interrupted(self) -> Event:
@@ -606,6 +625,17 @@ def attempts_of(text: str | Iterable[Event]) -> tuple[Attempt, ...]:
     )
 
 
+def notes_of(attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Return what clusterctl did to a job that has ended, and that its state does not tell: its
+    signal before the time limit, and its requeues.
+    """
+    requeued = [attempt for attempt in attempts[:-1] if attempt.reason]
+    times = f"{len(requeued)} times, the last time" if len(requeued) > 1 else "once,"
+    cause = requeued[-1].cause if requeued else ""
+    again = f"requeued by clusterctl {times} because of: {cause}" if requeued else ""
+    return tuple(filter(None, (attempts[-1].after_notice, again)))
+
+
 def of_chain(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
     """Return the attempts since the submission, or since a person restarted a stopped job."""
     first = max((at for at, each in enumerate(attempts) if not each.number), default=0)
@@ -681,6 +711,44 @@ def left_mpi(log: str, ended: Container[int]) -> tuple[int, str] | None:
     rank = int(lost["rank"])
     is_reported = _is_in(rank, ",".join(_REPORTED.findall(log)))
     return None if is_reported or rank in ended else (rank, lost["host"])
+
+
+class RankEnd(NamedTuple):
+    """The recorded end of a rank. code: its exit code, or -N if signal N ended it."""
+
+    time: float
+    rank: int
+    code: int
+    host: str
+
+    @property
+    def is_by_another(self) -> bool:
+        """Whether a rank ends so if another one has ended, or if it has saved its work."""
+        in_a_shell = self.code if self.code >= 0 else FROM_SHELL - self.code
+        return in_a_shell in ENDED_BY_ANOTHER
+
+
+def rank_ends(records: Mapping[int, str], before: float = float("inf")) -> list[RankEnd]:
+    """Return the valid ends in rank -> "TIME CODE HOST", as task.py writes them, in order of time.
+
+    before: when job.py began to kill ranks. Later ends do not count.
+    """
+    ends = []
+    for rank, record in records.items():
+        with suppress(ValueError):
+            when, code, host = record.split()
+            ends.append(RankEnd(float(when), rank, int(code), host))
+    return sorted(end for end in ends if end.time < before)
+
+
+def first_end(ends: Iterable[RankEnd], log_of: Callable[[int], str]) -> RankEnd | None:
+    """Return the first rank that ended by itself, else the first that does not report the loss of
+    another rank, or None. ends: in order of time.
+
+    log_of: called with ranks; returns a rank's log of this attempt.
+    """
+    in_order = sorted(ends, key=lambda end: end.is_by_another)
+    return next((end for end in in_order if not PEER_GONE.search(log_of(end.rank))), None)
 
 
 def _is_in(number: int, ranges: str) -> bool:

@@ -271,36 +271,40 @@ class JobProgram:
     def _pass_on(self, number: int) -> None:
         is_term = number == signal.SIGTERM
         self.is_told = self.is_told or is_term
-        is_over = self._restart.record_signal(number)
+        is_passed_on = is_handled = True
+        if is_notice(number):
+            is_passed_on, is_handled = self._announce(number)
+        is_over = self._restart.record_signal(number, is_ignored=not is_handled)
         if number == signal.SIGKILL:
             signal_ranks(number)
-        if is_notice(number) and not self._must_get_notice(number):
+        if not is_passed_on:
             return
         # At SIGTERM, srun kills its ranks at once. If Slurm ends the job, it signals the ranks
         # itself.
         if is_over or not (is_term and self.launcher == "srun" and signal_ranks(number)):
             os.kill(self._pid, number)
 
-    def _must_get_notice(self, number: int) -> bool:
-        """Return whether the program itself gets the notice of its time limit.
+    def _announce(self, number: int) -> tuple[bool, bool]:
+        """Return whether the program itself gets the notice of its time limit, and whether it or its
+        ranks handle the notice.
 
         The signal would end a process that does not handle it before its time is over. The ranks of
         a shell script that does not handle it get it here.
         """
         if not self.launcher and processes.handles(self._pid, number):
-            return True
+            return True, True
         is_handled = processes.is_handled(os.environ.get("SLURM_JOB_ID", "none"), number)
         if is_handled is False:
             name = signal.Signals(number).name
             task.complain(
                 f"the time limit is near; the program does not handle {name}, and keeps running"
             )
-            return False
+            return False, False
         if self.launcher:
-            return True
+            return True, True
         # A shell script without a trap would end, although its ranks can save their work.
         signal_ranks(number)
-        return False
+        return False, True
 
 
 def must_end() -> bool:
@@ -792,7 +796,8 @@ def watch(words: Sequence[str]) -> int:
     may_requeue = is_first_node and "requeue" in options
     os.chdir(folder)
     # Slurm sends the signal of `#SBATCH --signal` to all steps. It is meant for the program.
-    for number in task.PASSED_ON - {signal.SIGTERM}:
+    notices = task.PASSED_ON - {signal.SIGTERM}
+    for number in notices:
         signal.signal(number, signal.SIG_IGN)
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
@@ -807,6 +812,9 @@ def watch(words: Sequence[str]) -> int:
     # If `run` is killed, Slurm ends all steps. This process then still has to requeue the job.
     if may_requeue:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The programs that were started above ignore the signal.
+    for number in notices if is_first_node else ():
+        signal.signal(number, record_notice)
     watch_steps(os.environ.get("SLURM_JOB_ID", "none"), os.environ.get("SLURM_STEP_ID", ""))
     if may_requeue:
         requeue_unsupervised(options["requeue"])
@@ -815,6 +823,12 @@ def watch(words: Sequence[str]) -> int:
     for lock in locks:
         os.close(lock)
     return end_telemetry(telemetry)
+
+
+def record_notice(number: int, _: object) -> None:
+    """Record a signal if it announces the time limit. Slurm has sent it to all steps."""
+    if is_notice(number):
+        JobEvents().add_notice(number)
 
 
 def without_ready_image(options: Mapping[str, str]) -> Mapping[str, str]:

@@ -89,6 +89,14 @@ class JobEvents:
             return os.path.getsize(self._path)
         return 0
 
+    def add_notice(self, number: int, *, is_ignored: bool = False) -> None:
+        """Record a signal that announces the time limit. is_ignored: see ``Restart.record_signal``."""
+        more: dict[str, object] = {"ignored": True} if is_ignored else {}
+        if number == signal.SIGTERM:
+            # Slurm lets the job run.
+            more["state"] = "RUNNING"
+        self.add("signal", signal=signal.Signals(number).name, notice=True, **more)
+
     def add_refusal(self, exc: task.CannotStartError) -> int:
         """Record why the job's program can't start, and the job's end. Return its exit status."""
         status = self.add_cause(exc)
@@ -167,18 +175,21 @@ class Restart:
         start_empty_steps(int(os.environ.get("SLURM_RESTART_COUNT", "0")))
         return None
 
-    def record_signal(self, number: int) -> bool:
+    def record_signal(self, number: int, *, is_ignored: bool = False) -> bool:
         """Record a signal, and return whether it is SIGTERM with which Slurm ends the job.
 
         For SIGTERM also record the state that Slurm gives the job, or RUNNING if it runs on.
+        is_ignored: whether the signal announces the time limit, and the program does not handle it.
         """
         name = signal.Signals(number).name
-        if number != signal.SIGTERM:
-            self._events.add(
-                "signal", signal=name, **({"notice": True} if is_notice(number) else {})
-            )
+        is_term = number == signal.SIGTERM
+        state = restarts.state_by_slurm(restarts.end_of_file(own_log())) if is_term else ""
+        if not state and is_notice(number):
+            self._events.add_notice(number, is_ignored=is_ignored)
             return False
-        state = restarts.state_by_slurm(restarts.end_of_file(own_log()))
+        if not is_term:
+            self._events.add("signal", signal=name)
+            return False
         self._events.add("signal", signal=name, state=state)
         # `scancel --signal=TERM` writes the same line to the log as `scancel`.
         if state == CANCELLED and self._job and self._ask()[0] == "RUNNING":
@@ -246,7 +257,7 @@ class Restart:
         failure: restarts.Facts = restarts.failure_now(
             status,
             log,
-            restarts.killed_at(attempt),
+            attempt.killed_at,
             is_signal=attempt.how != "exit",
             has_lost_slurmstepd=history.LOST_SLURMSTEPD in attempt.causes,
         )

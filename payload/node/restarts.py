@@ -18,9 +18,7 @@ from itertools import islice
 
 from payload.node import history, task
 from payload.node.history import (
-    ENDED_BY_ANOTHER,
     FROM_SHELL,
-    PEER_GONE,
     SAVED,
     Attempt,
     this_attempt,
@@ -119,14 +117,6 @@ def is_due(attempt: Attempt) -> bool:
     """
     half = attempt.until + (attempt.started or 0)
     return bool(attempt.signal) or 2 * (attempt.last or 0) >= half
-
-
-def killed_at(attempt: Attempt) -> float:
-    """Return when job.py killed the remaining ranks of an attempt. Infinite: never."""
-    return min(
-        (event["time"] for event in attempt.events if event.get("signal") == "SIGKILL"),
-        default=math.inf,
-    )
 
 
 def failures(attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -288,8 +278,7 @@ def left_mpi(log: str) -> str:
     """Return rank and node of a rank that has ended without MPI_Finalize and without failure, or
     "".
     """
-    ended = [entry.name.partition(".")[0] for entry in _entries("rank-logs") if _is_end(entry)]
-    left = history.left_mpi(log, [int(rank) for rank in ended if rank.isdecimal()])
+    left = history.left_mpi(log, end_records())
     return f"rank {left[0]} on {left[1]}" if left else ""
 
 
@@ -381,21 +370,21 @@ def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
     work, or 0.
     killed_at: when job.py began to kill ranks. Later ends do not count.
     """
-    ends = []
-    for entry in islice(_entries("rank-logs"), MOST_ENTRIES):
-        rank, _, suffix = entry.name.partition(".")
-        if suffix == "end":
-            with suppress(ValueError):
-                when, code, node = end_of_file(entry.path).split()
-                if float(when) < killed_at:
-                    ends.append((float(when), int(code), rank, node))
-    for _, ended, rank, node in sorted(ends):
-        if task.as_in_shell(ended) not in ENDED_BY_ANOTHER:
-            log = this_attempt(end_of_file(f"rank-logs/{rank}.log"))
-            if not PEER_GONE.search(log):
-                return ended, rank, node
+    ends = history.rank_ends(end_records(), killed_at)
+    first = history.first_end(
+        ends, lambda rank: this_attempt(end_of_file(f"{task.RANKS}/{rank}.log"))
+    )
+    if first is not None and not first.is_by_another:
+        return first.code, str(first.rank), first.host
     # torchrun ends with 1 although its ranks have saved their work.
-    return (SAVED if SAVED in [ended for _, ended, _, _ in ends] else 0), "", ""
+    return (SAVED if SAVED in [end.code for end in ends] else 0), "", ""
+
+
+def end_records() -> dict[int, str]:
+    """Return rank -> record of its end, of ranks that have failed."""
+    entries = [entry for entry in islice(_entries(task.RANKS), MOST_ENTRIES) if _is_end(entry)]
+    ranks = {entry.name.partition(".")[0]: entry.path for entry in entries}
+    return {int(rank): end_of_file(path) for rank, path in ranks.items() if rank.isdecimal()}
 
 
 def error_at_end(log: str) -> str:

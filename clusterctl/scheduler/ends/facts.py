@@ -177,6 +177,7 @@ class Facts:
             evidence.tasks_per_node,
             ranks=evidence.ranks or {},
             ends=evidence.ends,
+            killed_at=attempt.killed_at,
         )
         lost = evidence.lost or nodes_lost_by(log)
         own_end = failed_by_itself(

@@ -4,6 +4,7 @@ torchrun.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Collection, Mapping
@@ -13,11 +14,11 @@ from typing import Any, Final
 
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.history import (
-    ENDED_BY_ANOTHER,
     FROM_SHELL,
     LOST_PEER,
     LOST_SERVER,
-    PEER_GONE,
+    first_end,
+    rank_ends,
 )
 
 _BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})
@@ -94,33 +95,30 @@ def first_failed(
     *,
     ranks: Mapping[int, str],
     ends: Mapping[int, str],
+    killed_at: float = math.inf,
 ) -> FailedRank:
-    """Return the rank that failed first, by the launcher's messages in ``log``, else only the exit
-    code.
-
-    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name
-    the lost rank, return the earliest rank in ``ends``, or else a rank that reports a signal in its
-    log.
+    """Return the rank that failed first: the earliest recorded end that nothing of ours and no other
+    rank caused; else by the launcher's messages in ``log``; else only the exit code.
 
     ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's
         program or -N if signal N ended it, host; "" if the rank was killed while it wrote this
         record.
+    killed_at: when job.py began to kill ranks.
     """
-    failed = (
-        _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log, job.exit_code) or _of_mpirun(log)
-    )
-    # Without a message from a launcher, use the job's own exit code or signal.
+    said = _of_torchrun(log) or _of_srun(log, job.exit_code) or _of_mpirun(log)
+    # The ends of ranks on other nodes may not have been read.
+    is_own = said is not None and said.signal not in _BY_LAUNCHER and said.exit_code != LOST_PEER
+    is_of_unread = said is not None and is_own and said.rank is not None and said.rank not in ends
+    recorded = None if is_of_unread else _first_recorded(ranks, ends, log, killed_at)
     code = -job.signal if job.signal else job.exit_code
-    failed = failed or (FailedRank() if code is None else _ended(code))
-    rank_log = None if failed.rank is None else ranks.get(failed.rank, "")
-    # Open MPI does not always report that a rank lost its peer, but the rank then has this exit
-    # code.
-    has_lost_peer = failed.exit_code == LOST_PEER or (
-        rank_log is not None and PEER_GONE.search(rank_log)
+    failed = (
+        # MPI_Abort may have killed the rank before its end was recorded.
+        _of_mpi_abort(log)
+        or recorded
+        or (None if is_own else _signalled_rank(ranks))
+        or said
+        or (FailedRank() if code is None else _ended(code))
     )
-    by_another = rank_log is None or failed.signal in _BY_LAUNCHER or has_lost_peer
-    if by_another and (PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
-        failed = _first_recorded(ranks, ends, log) or _signalled_rank(ranks) or failed
     if failed.rank is not None and not failed.host:
         failed = replace(failed, host=host_of(failed.rank, job, tasks_per_node))
     host = next(
@@ -168,27 +166,19 @@ def failed_by_itself(
 
 
 def _first_recorded(
-    ranks: Mapping[int, str], ends: Mapping[int, str], log: str
+    ranks: Mapping[int, str], ends: Mapping[int, str], log: str, killed_at: float
 ) -> FailedRank | None:
-    """Return the rank in ``ends`` that failed first, if possible not by losing its connection to a
-    rank.
+    """Return the rank in ``ends`` that failed first by itself, else one that was killed while it wrote
+    its record.
     """
-    candidates = []
-    for rank, record in ends.items():
-        if not record:
-            ends_by_srun = (end for end in _ends_by_srun(log) if end.rank == rank)
-            failed = _signalled_rank({rank: ranks.get(rank, "")}) or next(
-                ends_by_srun, FailedRank(rank=rank)
-            )
-            candidates.append((1, 0.0, rank, failed))
-            continue
-        with suppress(ValueError):  # invalid record
-            when, code, host = record.split()
-            if not PEER_GONE.search(ranks.get(rank, "")):
-                end = _ended(int(code), rank=rank, host=host)
-                order = 2 if end.in_a_shell in ENDED_BY_ANOTHER else 0
-                candidates.append((order, float(when), rank, end))
-    return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
+    first = first_end(rank_ends(ends, killed_at), lambda rank: ranks.get(rank, ""))
+    rank = min((rank for rank, record in ends.items() if not record), default=None)
+    if first is not None and not (first.is_by_another and rank is not None):
+        return _ended(first.code, rank=first.rank, host=first.host)
+    if rank is None:
+        return None
+    said = (end for end in _ends_by_srun(log) if end.rank == rank)
+    return _signalled_rank({rank: ranks.get(rank, "")}) or next(said, FailedRank(rank=rank))
 
 
 def _signalled_rank(ranks: Mapping[int, str]) -> FailedRank | None:

@@ -18,7 +18,7 @@ from clusterctl.scheduler.ends.excerpt import Excerpt
 from clusterctl.scheduler.ends.facts import Evidence, Facts
 from clusterctl.scheduler.ends.failed_rank import FailedRank, signal_name
 from clusterctl.scheduler.ends.log_text import compiled, short, without_long_lines
-from clusterctl.scheduler.history import LOST_SERVER, LOST_SLURMSTEPD, is_notice, left_mpi
+from clusterctl.scheduler.history import LOST_SERVER, LOST_SLURMSTEPD, left_mpi
 from clusterctl.scheduler.sites.advice import ANOTHER_FOLDER
 from clusterctl.util import formatting
 
@@ -377,9 +377,7 @@ def _by_signal(case: _Case) -> Iterator[Cause]:
             fix=f"{mistaken}{_CONTINUE if saved else again}",
         )
     named = signal or signal_name(facts.failed.exit_code or 0)
-    left_s = (job.time_limit_s or 0) - facts.elapsed_s
-    is_timed = job.time_limit_s and facts.elapsed_s
-    if is_timed and is_notice(case.evidence.script, named, left_s):
+    if named and named == facts.attempt.notice:
         yield Cause(
             code="notice-not-handled",
             what=f"ended by {named}{facts.at}, with which Slurm announced the time limit "

@@ -824,6 +824,7 @@ def test_notice_before_the_time_limit_reaches_only_programs_that_handle_it(batch
     rc, err, event = notified(batch, f"{trap} {tell}")
     assert (rc, event["notice"]) == (status, True)
     assert ("does not handle SIGUSR1" in err) is (not trap)
+    assert event.get("ignored", False) is (not trap)
 
 
 def test_signal_other_than_the_warning_reaches_the_program(batch):
@@ -1275,6 +1276,17 @@ def test_steps_of_the_program_do_not_wait_for_telemetry(batch):
     rc, _, _ = run(batch, "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done")
     assert rc == 0
     assert "--external-launcher" in batch.calls.read_text().split()
+
+
+def test_notice_that_slurm_sends_only_to_the_steps_is_recorded(batch):
+    """As `#SBATCH --signal=USR1@60` asks: the script does not get it."""
+    batch.has_telemetry(f"echo $PPID >watcher; {TELEMETRY}")
+    body = (
+        "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done; "
+        "until grep -q USR1 job.events; do kill -USR1 $(<watcher); sleep 0.1; done; exit 0"
+    )
+    rc, _, event = notified(batch, body)
+    assert (rc, event["notice"]) == (0, True)
 
 
 @pytest.mark.parametrize("name", ["USR1", "USR2", "INT", "HUP"])

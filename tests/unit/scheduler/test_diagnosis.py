@@ -849,9 +849,13 @@ def test_rank_that_lost_another_is_not_the_first_that_failed(
     unknown = diagnose(Evidence(job=JOB, log=PEER_GONE + launcher, ranks=ranks))
     assert (unknown.rank, unknown.signal) in {(None, ""), (0, ""), (1, "SIGKILL")}
     sooner = {0: "5.0 -9 n1", 1: f"7.5 {end} n2"}  # that was not ended by the loss of another
-    without = diagnose(Evidence(job=JOB, log=launcher, ranks=ranks))
-    with_sooner = diagnose(Evidence(job=JOB, log=launcher, ranks=ranks, ends=sooner))
-    assert (with_sooner.rank, with_sooner.host) == (without.rank, without.host)
+    first = diagnose(Evidence(job=JOB, log=launcher, ends=sooner))
+    assert (first.rank, first.signal) == (0, "SIGKILL")
+    # job.py has killed all ranks but the first.
+    killed = attempt_with(event="signal", signal="SIGKILL")
+    late = {0: "9.1 -9 n1", 1: "8.5 -15 n2", 2: "8.7 3 n2"}
+    own = diagnose(Evidence(job=JOB, log=launcher, ends=late, attempt=killed))
+    assert (own.rank, own.exit_code) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -1037,34 +1041,22 @@ def test_killed_job_py_is_not_the_fault_of_the_program(
     assert found.code == code
 
 
-NOTICE = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1 --time=1 --signal=USR1@50\nsrun ./train\n"
-
-
 @pytest.mark.parametrize(
-    ("script", "signal", "seconds", "code"),
+    ("sent", "number", "code"),
     [
-        (NOTICE, 10, 17, "notice-not-handled"),
-        (NOTICE.replace("USR1", "SIGUSR1"), 10, 17, "notice-not-handled"),
-        (NOTICE.replace("=USR1@50", " B:USR2"), 12, 50, "notice-not-handled"),
-        (NOTICE.replace("USR1", "TERM"), 15, 17, "notice-not-handled"),
-        # Near misses: another signal, long before the limit, no such line, or the line of a
-        # comment.
-        (NOTICE, 12, 17, "exit-code"),
-        (NOTICE, 15, 17, "exit-code"),
-        (NOTICE, 10, 100, "exit-code"),
-        ("#!/bin/bash\n", 10, 17, "exit-code"),
-        (NOTICE.replace("#SBATCH", "##SBATCH"), 10, 17, "exit-code"),
+        ({"signal": "SIGUSR1", "notice": True}, 10, "notice-not-handled"),
+        ({"signal": "SIGTERM", "notice": True, "state": "RUNNING"}, 15, "notice-not-handled"),
+        # Near misses: another signal than the notice, and one that a person has sent.
+        ({"signal": "SIGUSR1", "notice": True}, 12, "exit-code"),
+        ({"signal": "SIGUSR1"}, 10, "signal"),
     ],
 )
 def test_signal_that_announces_the_time_limit_is_named(
-    script: str, signal: int, seconds: int, code: str
+    sent: dict[str, Any], number: int, code: str
 ) -> None:
-    limit_s = 60 if seconds < 100 else 7200
-    job = replace(
-        JOB, exit_code=128 + signal, start_time=1000, end_time=1000 + seconds, time_limit_s=limit_s
-    )
-    found = diagnose(Evidence(job=job, log="step 3\n", script=script))
-    assert found.code == code
+    job = replace(JOB, exit_code=128 + number)
+    attempt = attempt_with(event="signal", **sent)
+    assert diagnose(Evidence(job=job, log="step 3\n", attempt=attempt)).code == code
 
 
 def test_ranks_that_job_py_killed_are_not_the_cause() -> None:
