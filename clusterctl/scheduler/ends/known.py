@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from clusterctl.scheduler.base import NO_LOG_SIGNAL, JobState
+from clusterctl.scheduler.base import NO_LOG_SIGNAL, JobInfo, JobState
 from clusterctl.scheduler.ends.excerpt import Excerpt
 from clusterctl.scheduler.ends.facts import Evidence, Facts
 from clusterctl.scheduler.ends.failed_rank import FailedRank, signal_name
@@ -269,21 +269,26 @@ def _by_supervisor(case: _Case) -> Iterator[Cause]:
             )
 
 
+def killed_for_memory(job: JobInfo, log: str) -> re.Match[str] | None:
+    """Return the first line with which Slurm says that it or the kernel killed processes of the job
+    for their memory, or None. The job's script may have survived that.
+
+    log: of the job, with the launcher's messages.
+    """
+    for match in compiled(_OUT_OF_MEMORY).finditer(log):
+        # A program may print such a line of another job.
+        told = match["job"] or match["job2"]
+        if job.task is not None or told in (None, str(job.number)):
+            return match
+    return None
+
+
 def _by_memory(case: _Case) -> Iterator[Cause]:
     """Yield that Slurm or the kernel has ended processes for their memory."""
     facts, job = case.facts, case.facts.job
     more = "" if job.prefix else "ask for more with --mem, "
     fix = f"{more}use more nodes, or a smaller batch"
-    match = next(
-        (
-            match
-            for match in compiled(_OUT_OF_MEMORY).finditer(case.log)
-            # A program may print such a line of another job.
-            if job.task is not None
-            or str(job.number) in (match["job"] or match["job2"] or str(job.number))
-        ),
-        None,
-    )
+    match = killed_for_memory(job, case.log)
     # A script may have survived that, and have failed for another reason.
     if job.state is not JobState.OUT_OF_MEMORY and (match is None or facts.handled):
         return

@@ -724,6 +724,7 @@ def test_out_of_memory_line_of_another_job_is_no_cause() -> None:
     line = "slurmstepd-n7: error: Detected 1 oom_kill event in StepId={}.0. Some of the steps.\n"
     assert diagnosis_of(line.format(12)).code == "out-of-memory"
     assert diagnosis_of(line.format(11) + "1 of 4 jobs failed\n").code == "exit-code"
+    assert diagnosis_of(line.format(123) + "1 of 4 jobs failed\n").code == "exit-code"
 
 
 CAPTURES = Path(__file__).parents[1] / "jobs" / "captures"
