@@ -50,7 +50,7 @@ class LocalMatch:
     inside: the file's path below the program's folder, if it was sent and the program searches the
         job's folder.
     elsewhere: the module's place in another folder of the repository. root: that folder.
-    beside: the value that PYTHONPATH needs; of a file: the folder in which it was sent.
+    beside: the value that PYTHONPATH needs.
     own: the package of the user that lacks the module.
     """
 

@@ -100,16 +100,13 @@ def usual_hint(lines: Iterable[str], evidence: Evidence) -> Iterator[Hint]:
         yield Hint(name=row.name, line=match.string, says=says, fix=fix)
 
 
-ADD_TO_IMAGE: Final = "add it to the image, or use another image with --container"
-
-
 def _place(evidence: Evidence) -> str:
     return "in the image" if evidence.packages().image else "on the node"
 
 
 def _install(evidence: Evidence) -> str:
     if evidence.packages().image:
-        return ADD_TO_IMAGE
+        return "add it to the image, or use another image with --container"
     if evidence.advice.is_operator:
         return "install it on the nodes (`software.packages` of the spec), or use --module or --container"
     return "load it with --module, or use an --env-path or a --container that has it"

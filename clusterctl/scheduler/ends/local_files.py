@@ -121,11 +121,7 @@ class LocalFiles:
         places = self._above() if "/" in name else ()
         with_name = (folder for folder in places if os.path.lexists(folder / name))
         above = self._above_of(path) if is_outside else next(with_name, None)
-        if above is not None:
-            return LocalMatch(above=shlex.quote(str(above)))
-        beside = next((sent for sent in self.sent if sent.endswith(f"/{name}")), "")
-        folder = os.path.relpath(beside.removesuffix(f"/{name}") or ".", self.start)
-        return LocalMatch(beside=shlex.quote(folder) if beside else "")
+        return LocalMatch(above=shlex.quote(str(above)) if above is not None else "")
 
     def _above_of(self, path: str) -> Path | None:
         """Return the folder that contains a file outside of the sent folder, such as
