@@ -138,9 +138,12 @@ class Excerpt:
         has written both streams, that of stderr.
         """
         written = self.beside if self.beside_of == "stderr" else self.last
-        return next(
-            (line for line in reversed(written) if _WORD.match(line) and is_statement(line)), ""
-        )
+        said = [at for at, line in enumerate(written) if _WORD.match(line) and is_statement(line)]
+        if not said:
+            return ""
+        line, *below = written[said[-1] :]
+        # R writes the call, and the message below it.
+        return below[0].strip() if below and line.rstrip().endswith(" :") else line
 
     @property
     def lines(self) -> tuple[str, ...]:

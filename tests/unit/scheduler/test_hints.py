@@ -90,7 +90,10 @@ def test_line_that_says_itself_that_it_is_no_error_has_no_hint(line: str) -> Non
 def test_hints_are_about_the_last_statement_only() -> None:
     assert not hinted("open: No space left on device\na\n").hints
     assert hinted("open: No space left on device\n").hints
-    # Indented lines belong to the statement above.
+    # R writes its message below the call.
+    call = 'In file(con, "r") :\n  cannot open file'
+    assert hinted(f"{call} 'x': No such file or directory\nExecution halted\n").hints
+    # Other indented lines belong to the statement above.
     assert hinted("java.io.IOException: No space left on device\n" + "\tat A.b(A.java)\n" * 5).hints
 
 

@@ -225,6 +225,7 @@ def program_error(message: str) -> str:
         ("head: cannot open 'data/waves/a.txt' for reading: No such file or directory\n", UNSENT),
         ("sh: 0: cannot open data/waves/a.txt: No such file\n", UNSENT),
         ("job.sh: 2: data/waves/a.txt: not found\n", UNSENT),
+        ('In file(con, "r") :\n  cannot open file \'data/waves/a.txt\': No such file or directory\n', UNSENT),
         ("cannot open file 'data/waves/a.txt': No such file or directory\nExecution halted\n", UNSENT),
         ("Error: ENOENT: no such file or directory, open 'data/waves/a.txt'\n", UNSENT),
         ("panic: open data/waves/a.txt: no such file or directory\n", UNSENT),
