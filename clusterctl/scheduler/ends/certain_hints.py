@@ -24,7 +24,6 @@ from clusterctl.spec.sbatch import values_in
 from clusterctl.util.assets import read_table
 
 _PACKAGES: Final = Path(__file__).with_name("data") / "packages.yaml"
-_MOST_WORDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +50,15 @@ def certain_hints(lines: Iterable[str], evidence: Evidence) -> Iterator[Hint]:
 
 
 # --- Files of the user ---------------------------------------------------------------------------
-# How the C library, Node.js, Java and dash say that a path does not exist (ENOENT). Of a path that a
-# program creates, the folder is missing.
+# How the C library, Node.js and Java say that a path does not exist (ENOENT), and dash about a command.
 _NO_FILE: Final = (
-    r"^(?!.*\bcannot (?:create|touch)\b).*(?:\b[Nn]o such file\b|\bENOENT\b|\bNoSuchFileException\b"
-    r"|: \d+: \S*/\S+: not found$)"
+    r"\b[Nn]o such file(?: or directory)?\b(?! ?(?!at )\w)|\bENOENT\b|\bNoSuchFileException\b"
+    r"|(?<=/)[^\s/]+: not found$"
 )
-_OF_SHELL: Final = r"^\S+: (?:line )?\d+: "
+# Of a path that a program creates, the folder is missing.
+_CREATES: Final = r"\bcannot (?:create|touch)\b"
+# What a shell writes first, and Perl last.
+_AROUND: Final = r"^\S+: (?:line )?\d+: | at \S+ line \d+\.?$"
 # A quoted name, or a path.
 _WORD: Final = (
     r"['\"`\u2018]([^'\"`\u2018\u2019\n]+)['\"\u2019]|([^\s'\"`\u2018\u2019<>|,;:()\[\]{}]+)"
@@ -68,18 +69,22 @@ def _file(line: str, evidence: Evidence) -> Iterator[Hint]:
     """Hint at a file of this machine that was not sent, and that the line names as missing. Other
     words, such as ``data is empty``, do not say that a path is missing.
     """
-    if not compiled(_NO_FILE).search(line):
+    said = compiled(_AROUND).sub("", line)
+    missing = compiled(_NO_FILE).search(said)
+    if missing is None or compiled(_CREATES).search(said):
         return
-    # A shell names the script first.
-    said = compiled(_OF_SHELL).sub("", line)
-    for quoted, word in compiled(_WORD).findall(said)[:_MOST_WORDS]:
-        name = (quoted or word.rstrip(".!")).rstrip("/")
-        if not name.strip("./") or not (quoted or re.search(r"[/.]", name)):
-            continue
+    # The path stands after the words, or else right before them.
+    names = [*_paths(said[missing.end() :])][:1] or [*_paths(said[: missing.end()])][-1:]
+    for name in names:
         hint = _of_file(name, line, evidence.left_here(name, is_module=False), evidence)
-        if hint is not None:
-            yield hint
-            return
+        yield from (hint,) if hint else ()
+
+
+def _paths(text: str) -> Iterator[str]:
+    for quoted, word in compiled(_WORD).findall(text):
+        name = (quoted or word.rstrip(".!")).rstrip("/")
+        if name.strip("./") and (quoted or re.search(r"[/.]", name)):
+            yield name
 
 
 def _of_file(name: str, line: str, here: LocalMatch, evidence: Evidence) -> Hint | None:

@@ -231,6 +231,11 @@ def program_error(message: str) -> str:
         ("panic: open data/waves/a.txt: no such file or directory\n", UNSENT),
         ("java.nio.file.NoSuchFileException: data/waves/a.txt\n", UNSENT),
         ('ERROR: SystemError: opening file "data/waves/a.txt": No such file or directory\n', UNSENT),
+        ("Can't open 'data/waves/a.txt': No such file or directory at a.pl line 3.\n", UNSENT),
+        ("in `open': No such file or directory @ rb_sysopen - data/waves/a.txt (Errno::ENOENT)\n", UNSENT),
+        ("filesystem error: cannot open file: No such file or directory [data/waves/a.txt]\n", UNSENT),
+        ("Error: Os { code: 2, message: \"No such file or directory\" }: data/waves/a.txt\n", UNSENT),
+        ("cannot open 'data/waves/a.txt', probable reason 'No such file or directory'\n", UNSENT),
         # Near misses: it was sent, this machine does not have it either, or the message has no path
         # that does not exist.
         ("cat: sent/waves: No such file or directory\n", ""),
@@ -245,6 +250,9 @@ def program_error(message: str) -> str:
         ("data/waves/a.txt: line 3: nosuch: command not found\n", ""),
         ("mkdir: cannot create directory 'data/waves': No such file or directory\n", ""),
         ("job.sh: 2: a.txt: not found\n", ""),
+        ("ValueError: data/waves/a.txt: no such file format\n", ""),
+        ("data/waves/a.txt:3: cannot open 'other': No such file or directory\n", ""),
+        ("No such file or directory: 'other' (from data/waves/a.txt)\n", ""),
         ("data/waves/a.txt: line 3: other: No such file or directory\n", ""),
     ],
 )  # fmt: skip
