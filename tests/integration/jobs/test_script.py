@@ -410,7 +410,6 @@ def test_job_notes_its_start_its_signals_and_its_end(batch):
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=60)
     events = [json.loads(line) for line in (batch.folder / "job.events").read_text().splitlines()]
-    assert events[0].pop("port") > 0
     assert [{**event, "time": event["time"] > 0} for event in events] == [
         {
             "time": True,
