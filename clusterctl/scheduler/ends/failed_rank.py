@@ -8,7 +8,6 @@ import math
 import re
 import signal
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -148,8 +147,8 @@ def failed_by_itself(
     """
     end = None
     if failed.rank is not None and (record := ends.get(failed.rank)):
-        with suppress(ValueError, IndexError):  # invalid record
-            end = _ended(int(record.split()[1]), rank=failed.rank)
+        recorded = rank_ends({failed.rank: record})
+        end = next((_ended(each.code, rank=each.rank) for each in recorded), None)
     elif failed.rank is not None and (killed := _SRUN_ENDS.search(log)):
         end = next(
             (end for end in _ends_by_srun(log[: killed.start()]) if end.rank == failed.rank), None
