@@ -854,9 +854,10 @@ def test_rank_that_lost_another_is_not_the_first_that_failed(
     assert (first.rank, first.signal) == (0, "SIGKILL")
     # job.py has killed all ranks but the first.
     killed = attempt_with(event="signal", signal="SIGKILL")
-    late = {0: "9.1 -9 n1", 1: "8.5 -15 n2", 2: "8.7 3 n2"}
-    own = diagnose(Evidence(job=JOB, log=launcher, ends=late, attempt=killed))
+    told = Evidence(job=JOB, log=launcher, attempt=killed)
+    own = diagnose(replace(told, ends={0: "9.1 -9 n1", 1: "8.5 -15 n2", 2: "8.7 3 n2"}))
     assert (own.rank, own.exit_code) == (2, 3)
+    assert diagnose(replace(told, ends={0: "9.1 -9 n1"})).rank == diagnose(told).rank
 
 
 @pytest.mark.parametrize(
