@@ -37,6 +37,8 @@ def with_cluster(text: str, option: str) -> str:
     def completed(command: re.Match[str]) -> str:
         verb, rest = command.groups()
         own, _, _ = f"{rest} ".partition(" -- ")
+        if f" {option.removeprefix('--cluster ')}/" in own:
+            return command[0]
         # The -f of `logs` follows a log.
         if any(verb != "logs" or choice[1] != "-f" for choice in _CHOICE.finditer(own)):
             return command[0]

@@ -91,6 +91,9 @@ def diagnose_completed(evidence: Evidence, logs: Mapping[str, Any]) -> Diagnosis
 
 def _notes_of(evidence: Evidence, logs: Mapping[str, Any]) -> Iterator[Note]:
     job_id = evidence.job.id
+    if told := evidence.attempt.after_notice:
+        text = f"job {job_id} is COMPLETED, but {told}: it may have stopped early"
+        yield Note("ended-after-notice", text)
     if said := _nonfinite(str(logs.get("nonfinite") or "")):
         yield Note("metrics-nonfinite", f"job {job_id}: {said}")
     script = is_shell(evidence.script)

@@ -5,7 +5,6 @@ files that were sent. The judgement is kept in the job's folder.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,9 @@ from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
 
 _PROGRAM: Final = "clusterctl.scheduler.ends.remote_logs"
-_MOST_AT_ONCE: Final = 64  # tasks of which the logs are read by one command
+# The logs of so many tasks are read by one command, and those of few with what is kept.
+_MOST_AT_ONCE: Final = 100
+_FEW: Final = 8
 _MOST_HOSTS: Final = 16
 _ACCOUNTING_LAG_S: Final = 3.0
 # So long after the end of a job, its logs are complete on all hosts, and Slurm has noticed lost nodes.
@@ -95,25 +96,38 @@ def _judge_tasks(
     session: Session, folder: str, jobs: Sequence[JobInfo], tree: Path | None
 ) -> dict[str, Diagnosis]:
     """Return what is found of a job, or of tasks of an array, whose logs are on the same hosts."""
-    found: dict[str, Diagnosis | None] = {}
-    if len(jobs) > _MOST_AT_ONCE:
-        found = _kept_in(_read(session, folder, jobs, tree, "kept"), jobs)
-    left = [job for job in jobs if job.id not in found]
-    for at in range(0, len(left), _MOST_AT_ONCE):
-        found |= _judge_part(session, folder, left[at : at + _MOST_AT_ONCE], tree)
+    what = "kept or logs" if len(jobs) <= _FEW else "kept"
+    answer = _read(session, folder, jobs, tree, what)
+    found = _kept_in(answer, jobs)
+    if new := [job for job in jobs if job.id not in found]:
+        logs = {task: each for task, each in answer["tasks"].items() if "kept" not in each}
+        found |= _judge_new(session, folder, new, tree, logs)
     return {job_id: each for job_id, each in found.items() if each is not None}
 
 
-def _judge_part(
-    session: Session, folder: str, jobs: Sequence[JobInfo], tree: Path | None
+def _judge_new(
+    session: Session,
+    folder: str,
+    jobs: Sequence[JobInfo],
+    tree: Path | None,
+    logs: Mapping[str, _Json],
 ) -> dict[str, Diagnosis | None]:
-    answer = _read(session, folder, jobs, tree, "kept or logs")
-    found = _kept_in(answer, jobs)
-    logs = dict(answer["tasks"])
-    new = [job for job in jobs if job.id not in found]
-    if damaged := [job for job in new if "kept" in logs[_task(job)]]:
-        logs |= _read(session, folder, damaged, tree, "logs")["tasks"]
-    return found | _judge_new(session, folder, new, logs, answer["now"])
+    """Judge jobs by their logs, and keep what is settled. logs: those that are read already."""
+    around = _Around.of(session, jobs)
+    found: dict[str, Diagnosis | None] = {}
+    to_keep: dict[str, _Json] = {}
+    for at in range(0, len(jobs), _MOST_AT_ONCE):
+        part = jobs[at : at + _MOST_AT_ONCE]
+        unread = [job for job in part if _task(job) not in logs]
+        more = _read(session, folder, unread, tree, "logs")["tasks"] if unread else {}
+        for job in part:
+            own = logs.get(_task(job)) or more.get(_task(job), {})
+            found[job.id] = told = _judge_one(session, job, own, around)
+            if around.is_complete and _is_settled(job, own):
+                diagnosis = told and told.as_dict()
+                to_keep[_task(job)] = {"judged": own["now"], "diagnosis": diagnosis}
+    _keep(session, folder, jobs, to_keep)
+    return found
 
 
 def _kept_in(answer: _Json, jobs: Sequence[JobInfo]) -> dict[str, Diagnosis | None]:
@@ -131,23 +145,6 @@ def _kept_in(answer: _Json, jobs: Sequence[JobInfo]) -> dict[str, Diagnosis | No
     return found
 
 
-def _judge_new(
-    session: Session, folder: str, jobs: Sequence[JobInfo], logs: _Json, now: float
-) -> dict[str, Diagnosis | None]:
-    """Judge jobs by their logs, and keep what is settled."""
-    if not jobs:
-        return {}
-    around = _Around.of(session, jobs)
-    found = {job.id: _judge_one(session, job, logs[_task(job)], around) for job in jobs}
-    kept = {
-        _task(job): {"judged": now, "diagnosis": (told := found[job.id]) and told.as_dict()}
-        for job in jobs
-        if around.is_complete and _is_settled(job, logs[_task(job)], now)
-    }
-    _keep(session, folder, jobs, kept)
-    return found
-
-
 def _judge_one(session: Session, job: JobInfo, logs: _Json, around: _Around) -> Diagnosis | None:
     evidence = _evidence_of(session, job, logs, around)
     if job.outcome is Outcome.COMPLETED:
@@ -160,11 +157,9 @@ def _judge_one(session: Session, job: JobInfo, logs: _Json, around: _Around) -> 
     return replace(diagnosis, remarks=tuple(starmap(told_of_tasks, causes)))
 
 
-def _is_settled(job: JobInfo, logs: _Json, now: float) -> bool:
-    """Return whether nothing more will be learned of the end of a job.
-
-    now: by the clock of the host with the logs.
-    """
+def _is_settled(job: JobInfo, logs: _Json) -> bool:
+    """Return whether nothing more will be learned of the end of a job."""
+    now = logs.get("now", 0.0)
     if logs.get("unread") or logs.get("gone") or "events" not in logs:
         return False
     if job.end_time is not None and job.end_time > now:
@@ -217,7 +212,7 @@ def _read(
 
 
 def _unread(jobs: Sequence[JobInfo], why: str) -> _Json:
-    return {"now": time.time(), "tasks": {_task(job): {"unread": why} for job in jobs}}
+    return {"tasks": {_task(job): {"unread": why} for job in jobs}}
 
 
 def _asked(jobs: Sequence[JobInfo]) -> dict[str, list[Any]]:
@@ -248,7 +243,7 @@ def _ask(session: Session, folder: str, jobs: Sequence[JobInfo], what: str) -> _
     tasks = {
         task: _merged([part[task] for part in parts], unread) for task in asked if task in parts[0]
     }
-    return {"now": time.time(), **next(iter(answers.values())), "tasks": tasks}
+    return {**next(iter(answers.values())), "tasks": tasks}
 
 
 def _merged(logs: Sequence[_Json], unread: str) -> _Json:

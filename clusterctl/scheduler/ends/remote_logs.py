@@ -7,10 +7,10 @@ Python 3.9.
     main("records")
 
 "ends" reads a JSON object from stdin: of each task ("": the job itself) when it ended, in Unix
-seconds (null: unknown), and whether it completed. Its answer is a JSON object: ``now``, the time of
-this host; ``packed``, the end of packed.jsonl; and ``tasks``: of each task what was judged of its
-end since then and kept ("keep" reads that from stdin), or else the ends of its logs. With the WHAT
-"kept" or "logs" instead of "kept or logs", only these. PROGRAM is the folder of the job's program.
+seconds (null: unknown), and whether it completed. Its answer is a JSON object: ``packed``, the end of
+packed.jsonl; and ``tasks``: of each task what was judged of its end since then and kept ("keep"
+reads that from stdin), or else the ends of its logs. With the WHAT "kept" or "logs" instead of "kept
+or logs", only these. PROGRAM is the folder of the job's program.
 
 "records" reads a JSON list of folders from stdin: an argument has at most 128 KiB. Its answer is a
 JSON list: for each job's folder null if it does not exist, otherwise a JSON object with a record
@@ -21,9 +21,9 @@ record were not read.
 
 The answer of "events" is a JSON list with the end of each job.events, "" if it can't be read.
 
-The ends of the logs of a task are a JSON object. ``stdout``,
-``stderr``: end of each log, "" if it is missing or not a file. ``ranks``: rank -> end of its own
-log. ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or "" if the
+The ends of the logs of a task are a JSON object. ``now``: when they were read, by the clock of this
+host. ``stdout``, ``stderr``: end of each log, "" if it is missing or not a file. ``ranks``: rank ->
+end of its own log. ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or "" if the
     rank was killed before it could write the record.
 ``events``: end of job.events, of all attempts of the job. The rest is about the job's last attempt.
 ``gone``: whether the folder is missing. ``full``: whether its file system has no room left.
@@ -105,6 +105,7 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     """Return the ends of the logs of a job and its ranks, as the JSON object that the module
     describes.
     """
+    now = time.time()
     own = own_prefix(task)
     suffix = log_suffix(task)
     events = end_of(folder, f"{own}{EVENTS_FILE}", END)
@@ -126,6 +127,7 @@ def ends(folder: str, task: str) -> dict[str, Any]:
         for name in ("stdout", "stderr")
     )
     return {
+        "now": now,
         "stderr": of_attempt(stderr, restarts, END) or "",
         "stdout": of_attempt(stdout, restarts, END) or "",
         "ranks": {rank: text for rank, text in ranks.items() if text is not None},
@@ -212,7 +214,6 @@ def modified(folder: str, name: str) -> float:
 
 def judged(folder: str, program: str, what: str, tasks: dict[str, Any]) -> dict[str, Any]:
     """Return the answer for "ends", as the module describes."""
-    now = time.time()
     kept = kept_ends(folder) if "kept" in what else {}
     answer: dict[str, Any] = {}
     for task, (ended, has_completed) in tasks.items():
@@ -227,7 +228,7 @@ def judged(folder: str, program: str, what: str, tasks: dict[str, Any]) -> dict[
                 metrics = os.path.join(program, own_prefix(task), "metrics.jsonl")
                 answer[task]["nonfinite"] = first_nonfinite(metrics)
     packed = end_of(folder, PACKED_FILE, MOST_PACKED)
-    return {"now": now, "packed": packed, "tasks": answer}
+    return {"packed": packed, "tasks": answer}
 
 
 def kept_ends(folder: str) -> dict[str, Any]:
@@ -257,6 +258,8 @@ def keep(folder: str, judgements: dict[str, Any]) -> None:
 
 def first_nonfinite(metrics: str) -> str:
     """Return the first line of a file with NaN or an infinite number, or ""."""
+    if not os.path.isfile(metrics):
+        return ""
     argv = ["grep", "-m1", "-aE", NONFINITE, metrics]
     found = subprocess.run(argv, capture_output=True, check=False).stdout
     return found[:END].decode(errors="replace")
