@@ -31,7 +31,13 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, cause_column, told_of_tasks
+from clusterctl.scheduler.ends.diagnosis import (
+    Diagnosis,
+    by_cause,
+    cause_column,
+    notices_of,
+    told_of_tasks,
+)
 from clusterctl.scheduler.ends.ending import Ending, summary_of
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.scheduler.slurm.parse import PartitionInfo
@@ -389,9 +395,10 @@ def _show_in_full(
     lines += ["", *map(str, restarts)] if restarts else []
     if ending.cause:
         lines += ["", ending.summary, *ending.details(), f"fix: {ending.fix}"]
-    lines += [f"note: {notice}" for notice in ending.notices]
+    lines += [f"note: {notice}" for notice in notices_of(found.values())]
     shown = [_with_end(task, found, options) for task in tasks]
-    answer = {"jobs": [{**task, **more} for task in shown]}
+    # All tasks of an array share a folder: the first has what is in it.
+    answer = {"jobs": [{**shown[0], **more}, *shown[1:]]}
     if inside:
         answer["packed"] = [_with_end(task, found, options) for task in inside]
     screen.result(answer, *lines)

@@ -26,7 +26,7 @@ from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.queue import task_inside
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import JobInfo, worst_job
-from clusterctl.scheduler.ends.diagnosis import Diagnosis
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, notices_of
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.state.run_names import job_id_of
@@ -109,7 +109,7 @@ def logs(
             "job_id": job_id,
             "logs": [asdict(log) for log in collected.texts()],
         }
-    screen.note(*(f"note: {notice}" for notice in watch.notices_of(found)))
+    screen.note(*(f"note: {notice}" for notice in notices_of(found.values())))
     if (worst := watch.first_of(shown, found)) is not None:
         (job,) = (job for job in shown if job.id == worst.job_id)
         state = {"diagnosis": worst.as_dict()}

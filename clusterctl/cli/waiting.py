@@ -16,7 +16,7 @@ from clusterctl.jobs.messages import TELLS_NOBODY, JobMessages, chosen_receivers
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo
-from clusterctl.scheduler.ends.diagnosis import Diagnosis
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, notices_of
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
@@ -98,7 +98,7 @@ def wait_for(
         return WaitResult(tuple(ids), exc.jobs, timeout=exc)
     telling.look(session, ended)
     found = watch.judge(session, ended)
-    screen.note(*(f"note: {notice}" for notice in watch.notices_of(found)))
+    screen.note(*(f"note: {notice}" for notice in notices_of(found.values())))
     return WaitResult(tuple(ids), ended, found)
 
 

@@ -23,6 +23,7 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, notices_of
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session
 from clusterctl.state.workspace import state_home
@@ -30,8 +31,6 @@ from clusterctl.state.workspace import state_home
 if TYPE_CHECKING:
     from clusterctl.util.receivers import MessageQueue, Receiver
 
-if TYPE_CHECKING:
-    from clusterctl.scheduler.ends.diagnosis import Diagnosis
 
 # Instead of a receiver: no messages.
 NO_MESSAGES: Final = "none"
@@ -216,7 +215,7 @@ class JobMessages:
             lines = [of_all, *problems]
             if happening not in {JobEvent.HANG, JobEvent.ALARM}:
                 lines += [*ending.details(), f"fix: {ending.fix}" if ending.cause else ""]
-                lines += [f"note: {notice}" for notice in ending.notices]
+                lines += [f"note: {notice}" for notice in notices_of(filter(None, [diagnosis]))]
             values = {
                 "EVENT": happening.value,
                 "CLUSTER": cluster,

@@ -48,11 +48,10 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, told_of_tasks
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, notices_of, told_of_tasks
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.records import remember_states
-from clusterctl.spec.names import first_few
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
 
@@ -385,16 +384,7 @@ def raise_unless_completed(
     """
     found = judge(session, jobs)
     raise_failures(jobs, found, log_is_shown=log_is_shown)
-    return notices_of(found)
-
-
-def notices_of(found: Mapping[str, Diagnosis]) -> list[Notice]:
-    """Return what may be wrong with jobs that completed; what is said of several jobs, once."""
-    notices = []
-    for first, (_, *others) in by_cause(each for each in found.values() if each.notes):
-        same = f" (likewise {first_few(others, _MOST_CAUSES)})" if others else ""
-        notices += [Notice(note.code, f"{note.text}{same}") for note in first.notes]
-    return notices
+    return notices_of(found.values())
 
 
 def raise_failures(

@@ -22,7 +22,7 @@ from clusterctl.runs.resources import resources_of
 from clusterctl.runs.series import config_of
 from clusterctl.runs.time_use import TimeUse, total_time_use
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, cause_column
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, cause_column, notices_of
 from clusterctl.scheduler.ends.ending import Ending, told_nodes
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
@@ -246,7 +246,8 @@ def with_causes(table: Table, rows: Sequence[Row]) -> Table:
     causes = cause_column(told.values())
     if not causes:
         return table
-    column = [causes[told[id(row)].job_id] if id(row) in told else formatting.NONE for row in rows]
+    job_ids = [told[id(row)].job_id if id(row) in told else "" for row in rows]
+    column = [causes.get(job_id, formatting.NONE) for job_id in job_ids]
     cells = [[*cells, cause] for cells, cause in zip(table.rows, column, strict=True)]
     return replace(table, head=(*table.head, "cause"), rows=cells)
 
@@ -274,8 +275,16 @@ def log_lines(row: Row) -> Section:
 
 
 def outcome(row: Row) -> Section:
-    """Return how the run ended: state, duration, nodes; for a failure also cause and remedy."""
-    return Section("Outcome", ending_of(row).verdict)
+    """Return how the run ended: state, duration, nodes; for a failure also cause and remedy; and what
+    may be wrong with tasks that completed.
+    """
+    return Section("Outcome", [*ending_of(row).verdict, *notes_of(row)])
+
+
+def notes_of(row: Row) -> list[str]:
+    """Return what may be wrong with a job that completed, or with such tasks of an array."""
+    told = (Diagnosis.read(task.diagnosis) for task in row.task_records)
+    return [f"note: {notice}" for notice in notices_of(each for each in told if each)]
 
 
 def missing_of(row: Row) -> Iterator[str]:

@@ -40,6 +40,7 @@ from clusterctl.runs.facts import (
     log_lines,
     metric_lines,
     missing_of,
+    notes_of,
     resource_facts,
     table_of,
     time_facts,
@@ -149,7 +150,7 @@ def _run_report(row: Row) -> Report:
     history = history_in(row.folder)
     hangs = [hang for attempt in history for hang in attempt.hangs]
     alarms = [alarm for attempt in history for alarm in attempt.all_alarms]
-    ending = ending_of(row).verdict
+    ending = [*ending_of(row).verdict, *notes_of(row)]
     # The remarks on a failure may have them.
     found: list[Hang | Alarm] = [*hangs[-1:], *alarms[-1:]]
     last = [each for each in found if str(each) not in "\n".join(ending)]
@@ -439,6 +440,7 @@ def _array_verdict(
     if not _all_true(outcomes):
         yield from details
     yield f"{outcomes.count(True)} of {len(tasks)} tasks completed"
+    yield from notes_of(run)
     yield from _incomplete_tasks(run, tasks)
     if ranking is not None:
         yield from _diverged_tasks(ranking.metric, tasks)

@@ -625,17 +625,6 @@ def attempts_of(text: str | Iterable[Event]) -> tuple[Attempt, ...]:
     )
 
 
-def notes_of(attempts: Sequence[Attempt]) -> tuple[str, ...]:
-    """Return what clusterctl did to a job that has ended, and that its state does not tell: its
-    signal before the time limit, and its requeues.
-    """
-    requeued = [attempt for attempt in attempts[:-1] if attempt.reason]
-    times = f"{len(requeued)} times, the last time" if len(requeued) > 1 else "once,"
-    cause = requeued[-1].cause if requeued else ""
-    again = f"requeued by clusterctl {times} because of: {cause}" if requeued else ""
-    return tuple(filter(None, (attempts[-1].after_notice, again)))
-
-
 def of_chain(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
     """Return the attempts since the submission, or since a person restarted a stopped job."""
     first = max((at for at, each in enumerate(attempts) if not each.number), default=0)

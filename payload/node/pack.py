@@ -100,8 +100,8 @@ class PackTasks:
         return self._again.pop(0) if self._again and self.succeeded else None
 
     def end(self, number: int, status: int, *, is_cut: bool = False, **facts: object) -> None:
-        """Record the end of a task. status: its exit status as in a shell. is_cut: whether it ended
-        because the job is being ended.
+        """Record the end of a task. status: its exit code, or -N if signal N ended it. is_cut: whether
+        it ended because the job is being ended.
         """
         cut = {"is_cut": True} if is_cut and status else {}
         with open(self._records, "a") as file:
@@ -485,10 +485,9 @@ class Worker:
             # Until `wait`, no other process group gets this number.
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 os.killpg(process.pid, signal.SIGKILL)
-                code = process.wait()
+                status = process.wait()
                 running.closing.close()
                 del self.running[number]
-                status = code if code >= 0 else history.FROM_SHELL - code
                 self._emit(number, status, running.start)
 
     def _emit(self, number: int, status: int, start: float) -> None:

@@ -16,6 +16,8 @@ from clusterctl.scheduler.ends.diagnosis import Diagnosis, Note
 from clusterctl.scheduler.ends.excerpt import ended_part, excerpt_of_log
 from clusterctl.scheduler.ends.facts import Evidence, is_shell
 from clusterctl.scheduler.ends.hints import says_no_error
+from clusterctl.scheduler.ends.known import killed_for_memory
+from clusterctl.scheduler.ends.log_text import short, without_long_lines
 from clusterctl.state.ledger import METRICS_PLACES
 
 _COMPLETED: Final = "completed"
@@ -94,6 +96,9 @@ def _notes_of(evidence: Evidence, logs: Mapping[str, Any]) -> Iterator[Note]:
     if told := evidence.attempt.after_notice:
         text = f"job {job_id} is COMPLETED, but {told}: it may have stopped early"
         yield Note("ended-after-notice", text)
+    if killed := killed_for_memory(evidence.job, without_long_lines(evidence.log)):
+        text = f"job {job_id} is COMPLETED, but a process of it was killed for its memory"
+        yield Note("killed-for-memory", f"{text}: {short(killed[0])}")
     if said := _nonfinite(str(logs.get("nonfinite") or "")):
         yield Note("metrics-nonfinite", f"job {job_id}: {said}")
     script = is_shell(evidence.script)

@@ -49,10 +49,6 @@ class Note:
     code: str
     text: str
 
-    @property
-    def notice(self) -> Notice:
-        return Notice(self.code, self.text)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndFacts:
@@ -163,10 +159,19 @@ def by_cause(found: Iterable[Diagnosis]) -> Iterator[tuple[Diagnosis, list[str]]
 def cause_column(found: Iterable[Diagnosis]) -> dict[str, str]:
     """Return the cause of each job for a column. A cause that an earlier job has is ``as ID``."""
     column: dict[str, str] = {}
-    for first, job_ids in by_cause(found):
+    for first, job_ids in by_cause(each for each in found if each.cause):
         column |= dict.fromkeys(job_ids, f"as {first.job_id}")
-        column[first.job_id] = first.cause or "; ".join(note.text for note in first.notes)
+        column[first.job_id] = first.cause
     return column
+
+
+def notices_of(found: Iterable[Diagnosis]) -> list[Notice]:
+    """Return what may be wrong with jobs that completed; what is said of several jobs, once."""
+    notices = []
+    for first, (_, *others) in by_cause(each for each in found if each.notes):
+        same = f" (likewise {first_few(others, _MOST_NAMED)})" if others else ""
+        notices += [Notice(note.code, f"{note.text}{same}") for note in first.notes]
+    return notices
 
 
 def told_of_tasks(first: Diagnosis, job_ids: Sequence[str]) -> str:

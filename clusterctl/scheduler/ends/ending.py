@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import Notice, Quoted
+from clusterctl.errors import Quoted
 from clusterctl.scheduler.base import (
     GOING_ON,
     JobInfo,
@@ -234,11 +234,6 @@ class Ending:
         """The last lines of the log of the rank that failed first, or a note in their place."""
         return [*self.diagnosis.quoted] if self.diagnosis else []
 
-    @property
-    def notices(self) -> list[Notice]:
-        """What may be wrong with a job that completed."""
-        return [note.notice for note in self.diagnosis.notes] if self.diagnosis else []
-
     def details(self, *, log_is_shown: bool = False) -> Iterator[str]:
         """Yield the lines that a person sees below the summary and above the fix.
 
@@ -250,10 +245,10 @@ class Ending:
 
     @property
     def verdict(self) -> list[str]:
-        """The outcome and, of a failure, cause, remarks and fix; of a completed job, its notes."""
+        """The outcome and, of a failure, cause, remarks and fix."""
         fixes = [f"fix: {self.fix}"] if self.fix else []
         why = [self.summary, *self.remarks, *fixes] if self.cause else []
-        return [self.outcome, *why, *(f"note: {notice}" for notice in self.notices)]
+        return [self.outcome, *why]
 
 
 def told_nodes(tasks: Iterable[JobInfo | TaskRecord]) -> tuple[str, ...]:

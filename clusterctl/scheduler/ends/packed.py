@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.ends.failed_rank import signal_of
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.util.typed_json import from_json
 
 _LATEST: Final = 1 << 40  # Unix seconds
+_MOST_CODE: Final = 255
+_MOST_SIGNAL: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A line of packed.jsonl (payload/node/pack.py): a task has ended. status: as in a shell. Times:
-    Unix seconds.
+    """A line of packed.jsonl (payload/node/pack.py): a task has ended. status: its exit code, or -N if
+    signal N ended it. Times: Unix seconds.
 
     is_cut: whether the task ended because the job was ended.
     """
@@ -34,7 +35,7 @@ class _End:
     @property
     def is_plausible(self) -> bool:
         times = (0 <= time <= _LATEST for time in (self.start, self.end))
-        return 0 <= self.status <= 255 and all(times)  # noqa: PLR2004 - a byte
+        return -_MOST_SIGNAL <= self.status <= _MOST_CODE and all(times)
 
 
 def packed_tasks(text: str, job: JobInfo, numbers: Iterable[int]) -> tuple[JobInfo, ...]:
@@ -50,6 +51,7 @@ def packed_tasks(text: str, job: JobInfo, numbers: Iterable[int]) -> tuple[JobIn
         work_dir=job.work_dir,
         comment=job.comment,
         prefix=job.prefix,
+        submit_time=job.submit_time,
     )
     return tuple(
         replace(whole, task=number, **_facts(ends.get(number), waiting)) for number in numbers
@@ -68,7 +70,7 @@ def _ends(text: str) -> Iterator[_End]:
 def _facts(end: _End | None, waiting: JobState) -> Mapping[str, Any]:
     if end is None:
         return {}
-    signal = signal_of(end.status)
+    signal = max(0, -end.status)
     not_done = waiting if end.is_cut else JobState.FAILED
     attempt = AttemptRecord(
         start_time=int(end.start),

@@ -23,8 +23,8 @@ The answer of "events" is a JSON list with the end of each job.events, "" if it 
 
 The ends of the logs of a task are a JSON object. ``now``: when they were read, by the clock of this
 host. ``stdout``, ``stderr``: end of each log, "" if it is missing or not a file. ``ranks``: rank ->
-end of its own log. ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or "" if the
-    rank was killed before it could write the record.
+end of its own log. ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or
+"" if the rank was killed before it could write the record.
 ``events``: end of job.events, of all attempts of the job. The rest is about the job's last attempt.
 ``gone``: whether the folder is missing. ``full``: whether its file system has no room left.
 ``nonfinite``: of a completed task, the first line of its metrics with NaN or an infinite number.

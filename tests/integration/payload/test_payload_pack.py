@@ -91,13 +91,13 @@ def test_task_has_the_variables_of_a_task_of_an_array(tmp_path: Path) -> None:
     assert not (tmp_path / "task-5").exists()
 
 
-def test_end_of_a_task_has_its_status_as_in_a_shell(tmp_path: Path) -> None:
+def test_end_of_a_task_has_its_exit_code_or_its_signal(tmp_path: Path) -> None:
     node = start(
         tmp_path, "sh", "-c", "case $SLURM_ARRAY_TASK_ID in 1) exit 3;; 2) kill -9 $$;; esac"
     )
     printed, _ = node.communicate("1 1 0\n1 2 0\n1 4 0\n")
     ends = {tuple(line.split()[1:3]) for line in printed.splitlines() if line.startswith("end")}
-    assert ends == {("1", "3"), ("2", "137"), ("4", "0")}
+    assert ends == {("1", "3"), ("2", "-9"), ("4", "0")}
     # Empty logs are removed.
     assert [path.name for path in (tmp_path / "task-1").iterdir()] == []
     node = start_missing(tmp_path / "again")
@@ -113,7 +113,7 @@ def test_task_kills_only_its_own_process_group(tmp_path: Path) -> None:
     node = start(tmp_path, "sh", "-c", script)
     printed, _ = node.communicate("1 1 0\n1 2 0\n1 3 0\n")
     ends = {tuple(line.split()[1:3]) for line in printed.splitlines() if line.startswith("end")}
-    assert ends == {("1", "137"), ("2", "0"), ("3", "0")}
+    assert ends == {("1", "-9"), ("2", "0"), ("3", "0")}
     left = (tmp_path / "files/task-2/left").read_text().strip()
     while "sleep" in command_of(left):
         time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_end_of_the_job_cuts_tasks(tmp_path: Path) -> None:
     node.send_signal(signal.SIGTERM)
     printed, _ = node.communicate()
     (cut,) = (line.split() for line in printed.splitlines() if line != "alive")
-    assert cut[:3] == ["cut", "2", "143"]
+    assert cut[:3] == ["cut", "2", "-15"]
 
 
 def start_missing(folder: Path) -> str:

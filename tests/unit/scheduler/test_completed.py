@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from clusterctl.scheduler.ends.completed import error_at_end
-from clusterctl.scheduler.ends.facts import is_shell
-from tests.unit.scheduler.test_diagnosis import TRACEBACK
+from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.ends.completed import diagnose_completed, error_at_end
+from clusterctl.scheduler.ends.facts import Evidence, is_shell
+from clusterctl.scheduler.history import Attempt
+from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
 
 
 def raised(message: str, source: str = "main()") -> str:
@@ -82,3 +87,30 @@ def test_error_at_end_notes_errors_of_completed_jobs(name: str) -> None:
     script, stdout, stderr, is_noted = ENDS[name]
     found = error_at_end(stdout, stderr, is_shell=is_shell(script))
     assert bool(found) is is_noted, found
+
+
+KILLED = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId={}.batch. Some of the step tasks ...\n"
+)
+NOTICE = {"time": 4, "event": "signal", "signal": "SIGUSR1", "notice": True}
+ENDED = {"time": 6, "event": "end", "status": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "logs", "code"),
+    [
+        ({"log": KILLED.format(12)}, {}, "killed-for-memory"),
+        ({"log": KILLED.format(123)}, {}, ""),
+        ({"attempt": Attempt(events=[NOTICE, ENDED])}, {}, "ended-after-notice"),
+        ({"attempt": Attempt(events=[{**NOTICE, "ignored": True}, ENDED])}, {}, ""),
+        ({}, {"nonfinite": '{"step": 3, "loss": NaN}'}, "metrics-nonfinite"),
+        ({}, {"nonfinite": '{"step": 3, "note": "NaN"}'}, ""),
+        ({}, {"nonfinite": "[NaN"}, ""),
+    ],
+)
+def test_completed_job_has_a_note_on_what_may_be_wrong(
+    given: dict[str, Any], logs: dict[str, str], code: str
+) -> None:
+    job = replace(JOB, state=JobState.COMPLETED, exit_code=0)
+    found = diagnose_completed(Evidence(job=job, **given), logs)
+    assert [note.code for note in (found.notes if found else ())] == [code] * bool(code)

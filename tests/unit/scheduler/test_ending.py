@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import starmap
 
-from clusterctl.jobs.watch import notices_of
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.ends.diagnosis import (
     Diagnosis,
     Note,
     by_cause,
     cause_column,
+    notices_of,
     told_of_tasks,
 )
 from clusterctl.scheduler.ends.ending import Ending
@@ -108,7 +108,7 @@ def test_note_on_several_tasks_is_told_once() -> None:
         job_id: completed(job_id, text)
         for job_id, text in {"7_1": "x: not found", "7_2": "no y", "7_3": "x: not found"}.items()
     }
-    first, other = notices_of(found)
+    first, other = notices_of(found.values())
     assert (first.code, "7_1" in first, "7_3" in first) == ("log-ends-with-error", True, True)
     assert ("7_2" in other, "7_3" in other) == (True, False)
 

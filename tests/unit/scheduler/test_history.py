@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.scheduler.base import JobInfo, JobState, elapsed_of
-from clusterctl.scheduler.history import Attempt, Hang, attempts_of, is_notice, left_mpi, notes_of
+from clusterctl.scheduler.history import Attempt, Hang, attempts_of, is_notice, left_mpi
 from clusterctl.scheduler.slurm.records import (
     restarts_of,
     with_accounted,
@@ -120,21 +120,8 @@ NOTICE = {**USR1, "notice": True}
 def test_end_after_the_signal_before_the_time_limit_is_told(
     events: list[dict[str, Any]], after: str
 ) -> None:
-    attempts = history(start(1, 0), *events)
-    (note,) = notes_of(attempts) or ("",)
-    assert note == attempts[-1].after_notice
+    note = history(start(1, 0), *events)[-1].after_notice
     assert (after in note, "--signal" in note) == (True, bool(after))
-
-
-def test_requeues_by_job_py_are_told() -> None:
-    failed = [end(5, 1), requeue(5, "failed", **ERROR)]
-    one = [start(1, 0), *failed]
-    (note,) = notes_of(history(*one, start(6, 1), end(9, 0)))
-    assert "KeyError at x.py:3" in note
-    (two,) = notes_of(history(*one, start(6, 1), *failed, start(7, 2), end(9, 0)))
-    assert "2 times" in two
-    # Slurm or a person has requeued it.
-    assert notes_of(history(start(1, 0), term(5, state="REQUEUED"), start(6, 1), end(9, 0))) == ()
 
 
 KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}

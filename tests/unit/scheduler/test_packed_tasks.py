@@ -22,11 +22,11 @@ def written(*lines: Any) -> str:
 def test_last_end_of_a_task_counts() -> None:
     text = written(
         {"task": 0, "status": 3, **END},
-        {"task": 1, "status": 137, **END},
+        {"task": 1, "status": -9, **END},
         {"task": 0, "status": 0, **END},
         {"task": 2, "status": 4, **END},
-        {"task": 4, "status": 255, **END},
-        {"task": 5, "status": 143, **END, "is_cut": True},
+        {"task": 4, "status": 137, **END},
+        {"task": 5, "status": -15, **END, "is_cut": True},
     )
     tasks = packed_tasks(text, JOB, range(6))
     assert [(task.id, task.state, task.exit_code, task.signal) for task in tasks] == [
@@ -34,7 +34,7 @@ def test_last_end_of_a_task_counts() -> None:
         ("12_1", "FAILED", None, 9),
         ("12_2", "FAILED", 4, 0),
         ("12_3", "CANCELLED", None, None),
-        ("12_4", "FAILED", 255, 0),
+        ("12_4", "FAILED", 137, 0),
         ("12_5", "CANCELLED", None, 15),
     ]
     assert (tasks[0].nodes, tasks[0].elapsed_s, tasks[3].elapsed_s) == (("n1",), 3, None)
@@ -49,7 +49,8 @@ def test_damaged_records_of_a_job_are_passed_over() -> None:
         "null",
         "{",
         {"task": 0, "status": 0, **END, "end": 1e300},
-        {"task": 0, "status": -1, **END},
+        {"task": 0, "status": -65, **END},
+        {"task": 0, "status": 256, **END},
         {"task": "0", "status": 0, **END},
         {"task": 0, "status": 0, **END, "node": 5},
         "x" * 10_000,
