@@ -10,10 +10,13 @@ from typing import Any, Final
 
 from clusterctl.errors import Notice
 from clusterctl.scheduler.base import plain
+from clusterctl.scheduler.ends.log_text import short
 from clusterctl.spec.names import first_few
 from clusterctl.util.typed_json import from_json
 
 _MOST_NAMED: Final = 8
+# Codes of ends of which nobody has stated a cause.
+_BARE: Final = frozenset({"exit-code", "signal", "unknown"})
 
 
 def show_log(job_id: str) -> str:
@@ -84,6 +87,7 @@ class Diagnosis:
         beside the signal N if the job itself ended with that.
     remarks: other facts that may explain the end. hints: what known messages mean.
     lines: of the log of ``source``, such as ``rank 1 on n2`` ("": the job). note: why there are none.
+    last_line: the last of them that is a statement, of stderr if there is one. It may not say why.
     notes: what may be wrong with a job that completed.
     """
 
@@ -102,6 +106,7 @@ class Diagnosis:
     hints: tuple[Hint, ...] = ()
     source: str = ""
     lines: tuple[str, ...] = ()
+    last_line: str = ""
     note: str = ""
     notes: tuple[Note, ...] = ()
     facts: EndFacts = field(default_factory=EndFacts)
@@ -124,9 +129,16 @@ class Diagnosis:
         return self.signal or (f"exit code {self.exit_code}" if self.exit_code else self.state)
 
     @property
-    def cause_anywhere(self) -> str:
-        """The cause without the host, so that the same cause on several hosts is told once."""
-        return self.cause.replace(f" on {self.host}", "") if self.host else self.cause
+    def told_of_task(self) -> str:
+        """The cause in a table of tasks: with the last line of the log, if nothing else is known."""
+        is_bare = self.code in _BARE and self.last_line
+        return f"{self.cause} | {short(self.last_line)}" if is_bare else self.cause
+
+    @property
+    def told_anywhere(self) -> str:
+        """The same without the host, so that what is equal on several hosts is told once."""
+        told = self.told_of_task
+        return told.replace(f" on {self.host}", "", 1) if self.host else told
 
     @property
     def quoted(self) -> Iterator[str]:
@@ -151,7 +163,7 @@ def by_cause(found: Iterable[Diagnosis]) -> Iterator[tuple[Diagnosis, list[str]]
     groups: dict[tuple[str, str], list[Diagnosis]] = {}
     for each in found:
         notes = "".join(note.text.replace(each.job_id, "") for note in each.notes)
-        groups.setdefault((each.state, each.cause_anywhere + notes), []).append(each)
+        groups.setdefault((each.state, each.told_anywhere + notes), []).append(each)
     for same in groups.values():
         yield same[0], [each.job_id for each in same]
 
@@ -161,7 +173,7 @@ def cause_column(found: Iterable[Diagnosis]) -> dict[str, str]:
     column: dict[str, str] = {}
     for first, job_ids in by_cause(each for each in found if each.cause):
         column |= dict.fromkeys(job_ids, f"as {first.job_id}")
-        column[first.job_id] = first.cause
+        column[first.job_id] = first.told_of_task
     return column
 
 
@@ -176,5 +188,5 @@ def notices_of(found: Iterable[Diagnosis]) -> list[Notice]:
 
 def told_of_tasks(first: Diagnosis, job_ids: Sequence[str]) -> str:
     """Return a line with a cause and the tasks that have it. first: the diagnosis of the first."""
-    cause = first.cause_anywhere if len(job_ids) > 1 else first.cause
-    return f"{first_few(job_ids, _MOST_NAMED)} {first.state}: {cause}"
+    told = first.told_anywhere if len(job_ids) > 1 else first.told_of_task
+    return f"{first_few(job_ids, _MOST_NAMED)} {first.state}: {told}"

@@ -130,6 +130,22 @@ def test_equal_causes_of_tasks_are_told_once_on_whatever_host() -> None:
     ]
 
 
+def test_tasks_with_the_same_exit_code_and_different_last_lines_are_told_apart() -> None:
+    found = [
+        Diagnosis(job_id=f"7_{at}", state="FAILED", code=code, cause="exit code 1", last_line=line)
+        for at, (code, line) in enumerate(
+            [
+                ("exit-code", "no x"),
+                ("exit-code", "no y"),
+                ("out-of-memory", "a"),
+                ("out-of-memory", "b"),
+            ]
+        )
+    ]
+    assert [job_ids for _, job_ids in by_cause(found)] == [["7_0"], ["7_1"], ["7_2", "7_3"]]
+    assert next(iter(cause_column(found).values())).endswith("| no x")
+
+
 def test_command_of_the_log_names_the_job_once() -> None:
     fix = "not known; the whole log: `clusterctl logs 7`"
     diagnosis = Diagnosis(job_id="7", code="exit-code", cause="x", fix=fix, lines=("x",))
