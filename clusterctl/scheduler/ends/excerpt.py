@@ -243,7 +243,7 @@ def excerpt_of_log(text: str, folder: str) -> Excerpt:
         of_shell=_plain(of_shell[:_OF_SHELL]),
         last=_plain(last),
         between=between if raised else 0,
-        **(_of_raised(raised, folder) if raised else {}),
+        **(_of_raised(raised, folder, _end_before(raised, every)) if raised else {}),
     )
 
 
@@ -271,12 +271,17 @@ def ended_part(text: str) -> tuple[str, str]:
     return next((found for found in parts if found[0]), ("", ""))
 
 
-def _of_raised(raised: _Raised, folder: str) -> dict[str, Any]:
-    """Return the fields of an excerpt that tell of an exception."""
+def _end_before(raised: _Raised, every: Sequence[_Raised]) -> int:
+    """Return where the exception before this one ends in the log. 0: it is the first."""
+    return max((each.end for each in every if each.end <= raised.start), default=0)
+
+
+def _of_raised(raised: _Raised, folder: str, since: int) -> dict[str, Any]:
+    """Return the fields of an excerpt that tell of an exception. since: where the one before it ends."""
     # Another process may have raised the same exception, and sent it as text.
     same = (each for each in raised.chain if each["message"] == raised.message)
     match = next(same, raised.match)
-    before = match.string[max(0, raised.start - _LOOK_BACK) : raised.start]
+    before = match.string[max(since, raised.start - _LOOK_BACK) : raised.start]
     frames = [*_FRAME.finditer(match["frames"])]
     own = next((frame for frame in reversed(frames) if _is_own(frame, folder)), None)
     message = re.sub(r"\r(?=[^\n])", " ", raised.message)
@@ -344,7 +349,7 @@ def _below(file: str, folder: str) -> str:
 
 def _written(text: str) -> list[str]:
     """Return the lines of a text that are not blank."""
-    return [line for line in text.split("\n") if line.strip()]
+    return [line for line in text.split("\n") if line.strip().strip("\0")]
 
 
 def _plain(lines: Iterable[str]) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ _LONGEST = 2 * _COLUMNS
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 # A line of a backtrace: of Java, Julia and UCX, of gfortran and sanitizers, of PyTorch, of Open MPI.
 _FRAME: Final = re.compile(
-    r"\s+(?:at |\.\.\. \d+ more|\[\d+\] |@ |\d+ +0x)|\s*#\d+ +0x|frame #\d+: |\[\S+:\d+\] \[ *\d+\] "
+    r"={4} backtrace |\s+(?:at |\.\.\. \d+ more|\[\d+\] |@ |\d+ +(?:0x|/\S+\())|\s*#\d+ +0x|frame #\d+: "
+    r"|\[\S+:\d+\] \[ *\d+\] "
 )
 LEFT_OUT: Final = "[... "
 # The margin and the rules of the traceback of an ExceptionGroup.

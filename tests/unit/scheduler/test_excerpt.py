@@ -265,6 +265,7 @@ def test_carriage_return_hides_no_exception() -> None:
             "[n1:9] [ {}] ./a.out(+0x1)",
         ),
         ("ERROR: LoadError: no such key\nStacktrace:", " [{}] top-level scope"),
+        ("[n1:9] Caught signal 8 (divide by zero)", " {}  /lib/libucs.so.0(+0x3182f) [0x7fc5]"),
     ],
 )
 def test_backtrace_does_not_hide_the_message_before_it(message: str, frame: str) -> None:
@@ -277,6 +278,16 @@ def test_backtrace_does_not_hide_the_message_before_it(message: str, frame: str)
     after = shown(f"{BUG}{STEPS}{message}\n{frames}")
     assert first in after.lines
     assert after.between in {38, 39, 40}
+
+
+def test_rest_of_an_earlier_traceback_does_not_stand_before_the_last() -> None:
+    found = shown(f"{TRACEBACK}FileNotFoundError: 'cache'\n{BUG}")
+    assert found.before == ()
+    assert shown(f"{TRACEBACK}FileNotFoundError: 'cache'\nrebuilt\n{BUG}").before == ("rebuilt",)
+
+
+def test_line_of_zero_bytes_is_no_line() -> None:
+    assert shown("message truncated\n\0").last == ("message truncated",)
 
 
 def test_indented_lines_of_a_log_are_no_backtrace() -> None:
