@@ -22,7 +22,8 @@ from clusterctl.state.ledger import METRICS_PLACES
 
 _COMPLETED: Final = "completed"
 _MOST_NAMED: Final = 5
-# Lines after a traceback with which the log of a shell script still ends with the traceback.
+# Lines after a traceback with which the stderr of a shell script still ends with the traceback. What
+# a program prints to its stdout may be the traceback of an earlier run.
 _REMARKS = 3
 # A last line by which a shell or a command reports that it failed. `error: 0.012` is a result.
 _COMMAND_FAILED: Final = re.compile(
@@ -60,7 +61,7 @@ def error_at_end(stdout: str, stderr: str, *, is_shell: bool) -> LastError | Non
     if len(written) > 1 and not is_shell:
         return None
     for name, text in written.items():
-        if line := _last_error(text, remarks=_REMARKS if is_shell else 0):
+        if line := _last_error(text, remarks=_REMARKS if is_shell and name == "stderr" else 0):
             return LastError(line, name if len(written) > 1 else "log")
     return None
 

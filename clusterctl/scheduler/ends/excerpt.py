@@ -89,10 +89,10 @@ _OF_RUNTIME: Final = re.compile(
 )
 # A message of mpirun between two rules. Its first line names the problem.
 _BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re.MULTILINE)
-# A line that is no rule or bracket, was not written by clusterctl, and does not only say that R, gcc or
-# Node.js ends.
+# A line that is no rule or bracket, was not written by clusterctl, and does not only say that R, gcc,
+# gfortran or Node.js ends.
 _WORD: Final = re.compile(
-    r"(?!clusterctl: |Execution halted$|compilation terminated\.$|Node\.js v)\S*\w"
+    r"(?!clusterctl: |Execution halted$|Error termination\.|compilation terminated\.$|Node\.js v)\S*\w"
 )
 _LOOK_BACK = 800  # characters before a traceback
 OF_OTHERS: Final = "other processes of the job"

@@ -39,6 +39,7 @@ ENDS = {
     "python, last words in stdout": ("import apex\n", STEPS + NO_CACHE, "", True),
     "unknown, last words": ("", "", NO_CACHE, True),
     "python, shebang": ("#!/usr/bin/env python3\n", "", NO_CACHE, True),
+    "shell, prints an earlier traceback": ("#!/bin/bash\n", f"{NO_APEX}again\nsaved\n", "", False),
     "shell, falls back": ("#!/bin/bash\n", "", NO_APEX + "falling back to torch\n", False),
     "python, went on": ("import apex\n", STEPS, NO_APEX, False),
     "python, recovered": ("import apex\n", "recovered\n", NO_CACHE, False),

@@ -227,11 +227,18 @@ def test_program_of_the_driver_is_missing_where_there_is_no_gpu() -> None:
     assert found.name == "no-nvidia-driver"
 
 
-def test_fix_of_a_certain_hint_is_that_of_the_diagnosis() -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cat: kept/data.csv: No such file or directory\n",
+        "Fortran runtime error: Cannot open file 'kept/data.csv': No such file or directory\n\n"
+        "Error termination. Backtrace:\n#0  0x7f4377b662ba in ???\n#1  0x563d1872e20a in MAIN__\n",
+    ],
+)
+def test_fix_of_a_certain_hint_is_that_of_the_diagnosis(line: str) -> None:
     def left_here(_: str, *, is_module: bool) -> LocalMatch:
         return LocalMatch() if is_module else LocalMatch(home="/kept/data.csv")
 
-    line = "cat: kept/data.csv: No such file or directory\n"
     found = hinted(line, left_here=left_here, excluded=("kept",))
     assert [hint.name for hint in found.hints] == ["file-stayed-at-home"]
     assert found.fix == "submit with --include /kept/data.csv and without --exclude kept"
