@@ -15,9 +15,8 @@ from clusterctl.errors import printable
 from clusterctl.scheduler.ends.diagnosis import Diagnosis, Note
 from clusterctl.scheduler.ends.excerpt import ended_part, excerpt_of_log
 from clusterctl.scheduler.ends.facts import Evidence, is_shell
-from clusterctl.scheduler.ends.hints import says_no_error
 from clusterctl.scheduler.ends.known import killed_for_memory
-from clusterctl.scheduler.ends.log_text import short, without_long_lines
+from clusterctl.scheduler.ends.log_text import says_no_error, short, without_long_lines
 from clusterctl.state.ledger import METRICS_PLACES
 
 _COMPLETED: Final = "completed"

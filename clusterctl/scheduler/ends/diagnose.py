@@ -64,7 +64,7 @@ class _Case:
             hints=self.hints,
             source="" if excerpt.source == OF_JOB else excerpt.source,
             lines=excerpt.lines,
-            last_line=excerpt.last_line,
+            last_line=excerpt.last_complaint,
             note="" if excerpt.lines or not job.ended else self._why_no_lines(failed),
             facts=self.facts.told,
         )

@@ -87,7 +87,8 @@ class Diagnosis:
         beside the signal N if the job itself ended with that.
     remarks: other facts that may explain the end. hints: what known messages mean.
     lines: of the log of ``source``, such as ``rank 1 on n2`` ("": the job). note: why there are none.
-    last_line: the last of them that is a statement, of stderr if there is one. It may not say why.
+    last_line: the last of them that is a statement, of stderr if there is one, and does not say itself
+        that it is no error. It may not say why.
     notes: what may be wrong with a job that completed.
     """
 

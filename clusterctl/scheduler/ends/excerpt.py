@@ -21,6 +21,7 @@ from clusterctl.scheduler.ends.log_text import (
     compiled,
     is_frame,
     is_statement,
+    says_no_error,
     without_long_lines,
     without_noise,
 )
@@ -94,6 +95,8 @@ _BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re
 _WORD: Final = re.compile(
     r"(?!clusterctl: |Execution halted$|Error termination\.|compilation terminated\.$|Node\.js v)\S*\w"
 )
+# The heading of a stack: of Lua, Node.js, gfortran.
+_STACK: Final = re.compile(r"(?i)(?:stack|trace|traceback|backtrace):$")
 _LOOK_BACK = 800  # characters before a traceback
 OF_OTHERS: Final = "other processes of the job"
 
@@ -137,13 +140,23 @@ class Excerpt:
         """The last line after the traceback that is a statement of the job's own, or "". If the job
         has written both streams, that of stderr.
         """
+        return next(self._statements, "")
+
+    @property
+    def last_complaint(self) -> str:
+        """The same without lines that say themselves that they are no error, or that a stack follows."""
+        said = (line for line in self._statements if not _STACK.search(line))
+        return next((line for line in said if not says_no_error(line)), "")
+
+    @property
+    def _statements(self) -> Iterator[str]:
+        """The statements after the traceback, the last first."""
         written = self.beside if self.beside_of == "stderr" else self.last
-        said = [at for at, line in enumerate(written) if _WORD.match(line) and is_statement(line)]
-        if not said:
-            return ""
-        line, *below = written[said[-1] :]
-        # R writes the call, and the message below it.
-        return below[0].strip() if below and line.rstrip().endswith(" :") else line
+        for at in reversed(range(len(written))):
+            line, *below = written[at:]
+            if _WORD.match(line) and is_statement(line):
+                # R writes the call, and the message below it.
+                yield below[0].strip() if below and line.rstrip().endswith(" :") else line
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -18,22 +18,13 @@ from typing import Final
 from clusterctl.scheduler.ends.diagnosis import Hint
 from clusterctl.scheduler.ends.excerpt import OF_BASH, Excerpt
 from clusterctl.scheduler.ends.facts import Evidence, Facts
-from clusterctl.scheduler.ends.log_text import short
+from clusterctl.scheduler.ends.log_text import says_no_error, short
 from clusterctl.util.assets import read_table
 
 _HINTS: Final = Path(__file__).with_name("data") / "hints.yaml"
 # A line of a message of Open MPI; the rule before a message of mpirun.
 _OF_MPI: Final = re.compile(r"\[\S+:\d+\] \*\*\* ")
 _RULE: Final = re.compile(r"-{70,}$")
-# Lines that say themselves that they are no error, or that the program goes on, and commands that
-# the shell shows with `set -x`.
-_NO_ERROR: Final = re.compile(
-    r"(?i)^\W{0,3}(?:[\d:.,T| -]+Z? *\|? *)?(?:warn(?:ing)?|info|debug|note|hint|trace)\b(?!.*/simple/)"
-    r"|^\S*\w*Warning: |^\S+:\d+: \w*Warning: |\blevel\"?[=:] *\"?(?:warn|info)|^\[?[WI]\d{4} "
-    r"|NCCL INFO|\(ignored\)$|^\++ |^rm: "
-    r"|\b(?:retry(?:ing)?\b(?!.*(?:nodes are busy|/simple/))|skipp(?:ed|ing)|ignor(?:ed|ing)"
-    r"|fall(?:s|ing) back|continuing|disabling|using .* instead|trying (?:again|another))\b"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +52,6 @@ def rows() -> tuple[tuple[HintRule, re.Pattern[str]], ...]:
         for row in _table()
         if row.match
     )
-
-
-def says_no_error(line: str) -> bool:
-    """Return whether a line says itself that it is no error, or that the program goes on."""
-    return _NO_ERROR.search(line) is not None
 
 
 def hinted_lines(excerpt: Excerpt) -> Iterator[str]:

@@ -84,6 +84,15 @@ CONSEQUENCES: Final = (
     r"SignalException",
     r"\AKeyboardInterrupt",
 )
+# Lines that say themselves that they are no error, or that the program goes on, and commands that
+# the shell shows with `set -x`.
+_NO_ERROR: Final = re.compile(
+    r"(?i)^\W{0,3}(?:[\d:.,T| -]+Z? *\|? *)?(?:warn(?:ing)?|info|debug|note|hint|trace)\b(?!.*/simple/)"
+    r"|^\S*\w*Warning: |^\S+:\d+: \w*Warning: |\blevel\"?[=:] *\"?(?:warn|info)|^\[?[WI]\d{4} "
+    r"|NCCL INFO|\(ignored\)$|^\++ |^rm: "
+    r"|\b(?:retry(?:ing)?\b(?!.*(?:nodes are busy|/simple/))|skipp(?:ed|ing)|ignor(?:ed|ing)"
+    r"|fall(?:s|ing) back|continuing|disabling|using .* instead|trying (?:again|another))\b"
+)
 
 
 def without_long_lines(text: str) -> str:
@@ -127,6 +136,11 @@ def is_frame(line: str) -> bool:
 def is_statement(line: str) -> bool:
     """Return whether a line is not indented, not of a backtrace, and does not stand for others."""
     return not (line.startswith((" ", "\t", LEFT_OUT)) or is_frame(line))
+
+
+def says_no_error(line: str) -> bool:
+    """Return whether a line says itself that it is no error, or that the program goes on."""
+    return _NO_ERROR.search(line) is not None
 
 
 def short(text: str, columns: int = 160) -> str:

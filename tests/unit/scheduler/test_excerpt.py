@@ -286,6 +286,22 @@ def test_rest_of_an_earlier_traceback_does_not_stand_before_the_last() -> None:
     assert shown(f"{TRACEBACK}FileNotFoundError: 'cache'\nrebuilt\n{BUG}").before == ("rebuilt",)
 
 
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("fit: no data\nINFO closing 3 workers\n", "fit: no data"),
+        (
+            "lua: geo.lua:3: no cell\nstack traceback:\n\t[C]: in function 'error'\n",
+            "lua: geo.lua:3: no cell",
+        ),
+        ("Error: no './geo'\nRequire stack:\n- /a/plot.js\n", "Error: no './geo'"),
+        ("INFO step 3\n", ""),
+    ],
+)
+def test_last_complaint_is_not_what_a_program_says_while_it_ends(log: str, line: str) -> None:
+    assert shown(log).last_complaint == line
+
+
 def test_line_of_zero_bytes_is_no_line() -> None:
     assert shown("message truncated\n\0").last == ("message truncated",)
 
