@@ -710,7 +710,7 @@ def test_packed_sweep_goes_on_after_a_requeue_and_ranks_its_tasks(cluster: Clust
     succeeded = [end["task"] for end in ends if end["status"] == 0]
     assert sorted(succeeded) == [0, 1, 2, 4, 5, 6, 7]
     assert {end["node"] for end in ends} == {f"{cluster.name}-train-{number}" for number in (1, 2)}
-    assert [end["status"] for end in ends if end["task"] == 2] == [137, 0]
+    assert [end["status"] for end in ends if end["task"] == 2] == [-9, 0]
     assert {end["status"] for end in ends if end["task"] == 3} == {5}
     ranking = cluster.json("runs", "--sweep", job)["runs"]
     order = [(row["job"], row["state"]) for row in ranking]

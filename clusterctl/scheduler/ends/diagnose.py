@@ -129,7 +129,7 @@ class _Case:
             return hint.fix
         if self.evidence.was_read and not self.excerpt.lines:
             return _NO_LOG
-        unknown = "a hint above may help" if self.hints else "not known"
+        unknown = "a hint above may help" if self.hints else "no remedy is known"
         return f"{unknown}; the whole log: {show_log(self.facts.job.id)}"
 
     def _remarks(self, cause: str) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class _Case:
         facts = self.facts
         # Without a known cause, the cause has the rank and its end.
         is_known = self.known is not None and facts.end != facts.job.state.value
-        first = [f"the first end: {facts.end}{facts.at}"] if is_known else []
+        first = [f"the first process to end: {facts.end}{facts.at}"] if is_known else []
         return tuple(each for each in (*first, *facts.remarks) if cause not in each)
 
 

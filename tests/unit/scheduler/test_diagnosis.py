@@ -470,7 +470,7 @@ def test_line_has_a_hint_only_if_it_is_the_last(more: str) -> None:
     assert [(hint.name, hint.is_certain) for hint in found.hints] == (
         [] if more else [("missing-module", True)]
     )
-    assert not more or found.fix.startswith("not known")
+    assert not more or found.fix.startswith("no remedy")
 
 
 MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
