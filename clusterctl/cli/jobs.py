@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from itertools import groupby, starmap
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,7 +20,7 @@ from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError
 from clusterctl.jobs.events import restarts_of_job
 from clusterctl.jobs.kept_files import summary
-from clusterctl.jobs.queue import JobList, find_or_list, task_inside
+from clusterctl.jobs.queue import JobList, find_or_list, packed_task
 from clusterctl.jobs.watch import failures_of, first_of, judge
 from clusterctl.scheduler.base import (
     GOING_ON,
@@ -31,18 +31,11 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
-from clusterctl.scheduler.ends.diagnosis import (
-    Diagnosis,
-    by_cause,
-    cause_column,
-    notices_of,
-    told_of_tasks,
-)
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, cause_column, lines_of_tasks, notices_of
 from clusterctl.scheduler.ends.ending import Ending, summary_of
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.scheduler.slurm.parse import PartitionInfo
 from clusterctl.scheduler.slurm.values import fold_nodes
-from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import SWEEP_FILE
 from clusterctl.util import formatting
 from clusterctl.util.formatting import Fact
@@ -293,7 +286,7 @@ def jobs(
         _list_all(screen, most)
         return
     with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
-        if len(ids) == 1 and (inside := task_inside(session, ids[0])):
+        if len(ids) == 1 and (inside := packed_task(session, ids[0])):
             _show_in_full(screen, session, inside, most)
             return
         listing = find_or_list(session, ids, most)
@@ -459,12 +452,12 @@ def _task_table(
         ]
         more = {"OPTIONS": texts, "CAUSE": [causes.get(task.id, "") for task in tasks]}
         return _table_of(screen, [[task] for task in tasks], users=False, more=more)
-    by_state: dict[str, list[str]] = {}
-    for task in tasks:
-        if task.state is not JobState.COMPLETED and task.id not in found:
-            by_state.setdefault(task.state.value, []).append(task.id)
-    lines = [f"{first_few(ids, most)} {state}" for state, ids in by_state.items()]
-    lines += starmap(told_of_tasks, by_cause(failures_of(tasks, found)))
+    states = {
+        task.id: task.state.value
+        for task in tasks
+        if task.state is not JobState.COMPLETED and task.id not in found
+    }
+    lines = lines_of_tasks(states, failures_of(tasks, found))
     text = f"`clusterctl jobs {tasks[0].whole_id} --all` shows a line for each task"
     return [*job_table(screen, tasks), "", *lines, Notice("many-tasks", text)]
 

@@ -23,7 +23,7 @@ from clusterctl.errors import (
 from clusterctl.jobs import watch
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.messages import chosen_receivers
-from clusterctl.jobs.queue import task_inside
+from clusterctl.jobs.queue import packed_task
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import JobInfo, worst_job
 from clusterctl.scheduler.ends.diagnosis import Diagnosis, notices_of
@@ -119,7 +119,7 @@ def logs(
 
 
 def _jobs_of(session: Session, job_id: str) -> tuple[JobInfo, ...]:
-    return task_inside(session, job_id) or session.scheduler.jobs([job_id])
+    return packed_task(session, job_id) or session.scheduler.jobs([job_id])
 
 
 def _show_stacks(screen: Screen, job_id: str) -> None:

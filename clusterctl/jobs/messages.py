@@ -59,7 +59,6 @@ _ENDS: Final = MappingProxyType(
         Outcome.COMPLETED: JobEvent.COMPLETED,
     }
 )
-_BAD_ENDS: Final = frozenset({JobEvent.FAILED, JobEvent.CANCELLED})
 _VERBS: Final = MappingProxyType(
     {
         JobEvent.START: "started",

@@ -173,7 +173,7 @@ def _with_fix(
     )
 
 
-def task_inside(session: Session, job_id: str) -> tuple[JobInfo, ...]:
+def packed_task(session: Session, job_id: str) -> tuple[JobInfo, ...]:
     """Return the task with this ID that runs inside a job (`submit --pack`); () if there is none."""
     job_id = job_id_of(job_id, session.ledger)
     whole = session.packed_job(job_id)

@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import starmap
-from typing import Final, Literal
+from typing import Literal
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -48,7 +47,7 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, notices_of, told_of_tasks
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, lines_of_tasks, notices_of
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.records import remember_states
@@ -63,8 +62,6 @@ _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
 # Slurm may report such a reason for a moment, for example while `up` changes a partition.
 _STUCK_S = 10.0
-# The causes that an error names, if several jobs have failed.
-_MOST_CAUSES: Final = 8
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(
@@ -407,7 +404,7 @@ def raise_failures(
     infos = {job.id: job for job in jobs}
     ends = [Ending.of([infos[failure.job_id]], failure) for failure in failures]
     more = len(failures) - 1
-    causes = [*starmap(told_of_tasks, by_cause(failures))][:_MOST_CAUSES] if more else []
+    causes = lines_of_tasks({}, failures) if more else []
     error = kind(
         f"{ends[0].summary} (and {more} more)" if more else ends[0].summary,
         why="\n".join([*ends[0].details(log_is_shown=log_is_shown), *causes]),

@@ -283,8 +283,9 @@ def outcome(row: Row) -> Section:
 
 def notes_of(row: Row) -> list[str]:
     """Return what may be wrong with a job that completed, or with such tasks of an array."""
-    told = (Diagnosis.read(task.diagnosis) for task in row.task_records)
-    return [f"note: {notice}" for notice in notices_of(each for each in told if each)]
+    tasks = [*row.task_records, *(() if row.task else row.run.packed)]
+    told = (Diagnosis.read(task.diagnosis) for task in tasks)
+    return [f"note: {notice}" for notice in notices_of(filter(None, told))]
 
 
 def missing_of(row: Row) -> Iterator[str]:

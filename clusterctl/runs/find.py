@@ -16,6 +16,7 @@ from typing import Final
 
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import JobState, badness, format_exit
+from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import did_you_mean, first_few
 from clusterctl.state.chosen import ChosenCluster
@@ -178,6 +179,11 @@ def _exit(row: Row) -> Value:
     return int(text) if text.isdecimal() else text or None
 
 
+def _cause(row: Row) -> Value:
+    told = Diagnosis.read(row.record.diagnosis)
+    return told.told_of_task or None if told else None
+
+
 def _job(row: Row) -> Value:
     number = row.task.id if row.task else row.run.job_id
     return int(number) if number.isdecimal() else number
@@ -190,7 +196,7 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "state": lambda row: row.record.state,
     "final": lambda row: row.run.final,
     "exit": _exit,
-    "cause": lambda row: (row.record.diagnosis or {}).get("cause") or None,
+    "cause": _cause,
     "user": lambda row: row.run.user,
     "cluster": lambda row: row.run.cluster,
     "partition": lambda row: row.run.partition,

@@ -26,10 +26,10 @@ from clusterctl.errors import (
 )
 from clusterctl.runs.fetch import shown_path
 from clusterctl.scheduler.base import GOING_ON
+from clusterctl.scheduler.ends.remote_logs import ENDS_FILE
 from clusterctl.scheduler.session import site_of
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import (
-    ENDS_FILE,
     FROM_JOB,
     SENT_FILES,
     JobEntry,

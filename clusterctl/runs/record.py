@@ -133,7 +133,7 @@ class Recorder:
         record = self._record(tree, manifest, source["hash"] if source else None)
         sweep = _json(kept.get(SWEEP_FILE, b""))
         inside = tasks_inside(self.session, self.jobs[0], tree)
-        told = judge(self.session, inside)
+        told = judge(self.session, inside, tree)
         packed = [_recorded(task, told) for task in inside]
         record = _with_summary(record, tree, facts, sweep, packed)
         (tree / RUN_FILE).write_text(record.as_json())

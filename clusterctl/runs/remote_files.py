@@ -95,8 +95,9 @@ MOST_OURS = 10_000
 DEEPEST = 100  # folders
 MOST_JSON = 8 << 20
 UNCHANGED = "unchanged since it was submitted"
-# What was judged of the ends of the job's tasks, which the run's record has.
-ENDS = b"job.ends"
+# ENDS_FILE of remote_logs.py, what was judged of the ends of the job's tasks, and such a file that is
+# being written. The run's record has its content.
+ENDS = (b"job.ends", b".job.ends.")
 GONE = "the job's folder no longer exists"
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -401,7 +402,7 @@ class RunFolderListing:
             for entry in entries:
                 self.beat()
                 name = os.fsencode(entry.name)
-                if not below and name == ENDS:
+                if not below and name.startswith(ENDS):
                     continue
                 size += len(below) + len(name)
                 is_from_job = not is_top or not self.is_ours(name)

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import starmap
 from pathlib import Path
 from typing import Final
 
@@ -78,7 +77,7 @@ from clusterctl.runs.series import history_in, restarts_in, result_lines
 from clusterctl.runs.telemetry import compare_ranks, node_use, nodes_section
 from clusterctl.runs.telemetry_files import FIGURES
 from clusterctl.scheduler.base import JobState, Outcome
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, told_of_tasks
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, lines_of_tasks
 from clusterctl.scheduler.history import Alarm, Attempt, Hang
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE
@@ -488,12 +487,12 @@ def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:
     """Yield the tasks of an array that did not complete, by their causes, and the command that repeats
     failed tasks.
     """
-    states: dict[str, list[str]] = {}
-    for task in tasks:
-        if task.record.state != JobState.COMPLETED and not task.record.diagnosis:
-            states.setdefault(task.record.state, []).append(str(task.value("job")))
-    yield from (f"{first_few(ids, MOST_LINES)} {state}" for state, ids in states.items())
+    states = {
+        str(task.value("job")): task.record.state
+        for task in tasks
+        if task.record.state != JobState.COMPLETED and not task.record.diagnosis
+    }
     told = (Diagnosis.read(task.record.diagnosis) for task in tasks)
-    yield from starmap(told_of_tasks, by_cause(each for each in told if each and each.cause))
+    yield from lines_of_tasks(states, filter(None, told))
     if failed_tasks(tasks):
         yield f"to repeat them: {repeat_command(run)}"

@@ -257,8 +257,9 @@ class Attempt(NamedTuple):
 
     @property
     def after_notice(self) -> str:
-        """That the program ended after the signal that announced its time limit, unless it ignored
-        the signal: ``ended 2s after SIGUSR1, which announced its time limit (--signal)``, or "".
+        """That the program ended after the signal that announced its time limit: ``ended 2s after
+        SIGUSR1, which announced its time limit (--signal)``. "": it did not, or is known to have ignored
+        the signal.
         """
         notices = (each for each in self.events if each.get("notice") is True)
         told = next((each for each in notices if each.get("ignored") is not True), NOTHING)

@@ -48,8 +48,6 @@ SYNCED_FILE = "synced.json"
 SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
 OUTPUTS_FILE = "outputs.json"
-# On the cluster alone: what was judged of the end of each task (scheduler/ends/judge.py).
-ENDS_FILE = "job.ends"
 FIRST_FILE = "first.json"
 # Names the parts of an image that submit --container has fetched from a registry.
 IMAGE_FILE = "container.json"

@@ -1,4 +1,4 @@
-"""Why a job or a task ended so, or why it waits: a value that is judged once (judge.py), kept in the
+"""Why a job or a task ended as it did, or why it waits: a value that is judged once (judge.py), kept in the
 job's folder, and shown by every command.
 """
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import starmap
 from typing import Any, Final
 
 from clusterctl.errors import Notice
@@ -15,6 +16,7 @@ from clusterctl.spec.names import first_few
 from clusterctl.util.typed_json import from_json
 
 _MOST_NAMED: Final = 8
+_MOST_CAUSES: Final = 12
 # Codes of ends of which nobody has stated a cause.
 _BARE: Final = frozenset({"exit-code", "signal", "unknown"})
 
@@ -61,7 +63,7 @@ class EndFacts:
         memory_limit: of the job on each node. Both in bytes.
     lost: node that stopped answering -> reason. unfit: node that could not start the job -> reason.
     cancelled_by: the user who cancelled the job.
-    not_restarted: why Slurm did not restart it. hang, alarms: as job.py saw them.
+    not_restarted: why Slurm did not restart it. hang, alarms: as they were recorded beside the job.
     """
 
     elapsed_s: int | None = None
@@ -78,7 +80,7 @@ class EndFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why a job or a task ended so or waits, as far as it is known.
+    """Why a job or a task ended as it did or waits, as far as it is known.
 
     state, reason: Slurm's. code: of the cause that Slurm, the kernel or job.py states; otherwise
         python-exception, signal, exit-code or unknown; "completed" of a job that completed.
@@ -123,11 +125,6 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as `-o json`, run.json and the job's folder have it."""
         return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
-
-    @property
-    def end(self) -> str:
-        """How the first rank ended: ``exit code 3``, ``SIGSEGV``, or the job's state."""
-        return self.signal or (f"exit code {self.exit_code}" if self.exit_code else self.state)
 
     @property
     def told_of_task(self) -> str:
@@ -185,6 +182,19 @@ def notices_of(found: Iterable[Diagnosis]) -> list[Notice]:
         same = f" (likewise {first_few(others, _MOST_NAMED)})" if others else ""
         notices += [Notice(note.code, f"{note.text}{same}") for note in first.notes]
     return notices
+
+
+def lines_of_tasks(states: Mapping[str, str], found: Iterable[Diagnosis]) -> list[str]:
+    """Return the tasks that did not complete by their causes, a line each, and how many more causes
+    there are. states: the states of tasks without a diagnosis, by their IDs.
+    """
+    of_state: dict[str, list[str]] = {}
+    for job_id, state in states.items():
+        of_state.setdefault(state, []).append(job_id)
+    lines = [f"{first_few(ids, _MOST_NAMED)} {state}" for state, ids in of_state.items()]
+    lines += starmap(told_of_tasks, by_cause(each for each in found if each.cause))
+    more = len(lines) - _MOST_CAUSES
+    return [*lines[:_MOST_CAUSES], *([f"and {more} more causes"] if more > 0 else [])]
 
 
 def told_of_tasks(first: Diagnosis, job_ids: Sequence[str]) -> str:

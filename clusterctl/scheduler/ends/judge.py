@@ -8,7 +8,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.scheduler.ends import remote_logs
 from clusterctl.scheduler.ends.completed import diagnose_completed
 from clusterctl.scheduler.ends.diagnose import diagnose, diagnose_waiting
-from clusterctl.scheduler.ends.diagnosis import Diagnosis, by_cause, told_of_tasks
+from clusterctl.scheduler.ends.diagnosis import Diagnosis, lines_of_tasks
 from clusterctl.scheduler.ends.facts import Evidence
 from clusterctl.scheduler.ends.known import PACKED_TASKS
 from clusterctl.scheduler.ends.local_files import LocalFiles
@@ -60,24 +59,28 @@ def judge(
         cluster does not answer.
     """
     found = {each.job_id: each for each in diagnose_waiting_jobs(session, jobs)}
-    folders: dict[tuple[str, tuple[str, ...]], list[JobInfo]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...]], list[JobInfo]] = {}
     for job in jobs:
         if job.ended:
             hosts = tuple(host for host, _ in session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
-            folders.setdefault((_folder_of(session, job), hosts), []).append(job)
-    for (folder, _), own in folders.items():
+            groups.setdefault((_folder_of(session, job), job.whole_id, hosts), []).append(job)
+    for (folder, _, _), own in groups.items():
         found |= _judge_tasks(session, folder, own, tree)
     return {job.id: found[job.id] for job in jobs if job.id in found}
 
 
 def tasks_inside(session: Session, job: JobInfo, tree: Path | None = None) -> tuple[JobInfo, ...]:
-    """Return the tasks of `submit --pack` that ran inside a job; () for another job."""
+    """Return the tasks of `submit --pack` that ran inside a job; () for another job, and if its folder
+    can't be read.
+    """
     request = _Sent.of(session, job).request
     numbers = request.get("array")
     if not request.get("pack") or not isinstance(numbers, str):
         return ()
     answer = _read(session, _folder_of(session, job), [job], tree, "kept")
-    return packed_tasks(str(answer.get("packed") or ""), job, tasks_of(numbers))
+    if "packed" not in answer:
+        return ()
+    return packed_tasks(str(answer["packed"]), job, tasks_of(numbers))
 
 
 def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator[Diagnosis]:
@@ -96,11 +99,15 @@ def _judge_tasks(
     session: Session, folder: str, jobs: Sequence[JobInfo], tree: Path | None
 ) -> dict[str, Diagnosis]:
     """Return what is found of a job, or of tasks of an array, whose logs are on the same hosts."""
-    what = "kept or logs" if len(jobs) <= _FEW else "kept"
-    answer = _read(session, folder, jobs, tree, what)
-    found = _kept_in(answer, jobs)
-    if new := [job for job in jobs if job.id not in found]:
+    found: dict[str, Diagnosis | None] = {}
+    logs: dict[str, _Json] = {}
+    # Another user may write anything into that folder.
+    if jobs[0].user == session.inventory.job_user:
+        what = "kept or logs" if len(jobs) <= _FEW else "kept"
+        answer = _read(session, folder, jobs, tree, what)
+        found = _kept_in(answer, jobs)
         logs = {task: each for task, each in answer["tasks"].items() if "kept" not in each}
+    if new := [job for job in jobs if job.id not in found]:
         found |= _judge_new(session, folder, new, tree, logs)
     return {job_id: each for job_id, each in found.items() if each is not None}
 
@@ -115,58 +122,63 @@ def _judge_new(
     """Judge jobs by their logs, and keep what is settled. logs: those that are read already."""
     around = _Around.of(session, jobs)
     found: dict[str, Diagnosis | None] = {}
-    to_keep: dict[str, _Json] = {}
     for at in range(0, len(jobs), _MOST_AT_ONCE):
+        to_keep: dict[str, _Json] = {}
         part = jobs[at : at + _MOST_AT_ONCE]
         unread = [job for job in part if _task(job) not in logs]
         more = _read(session, folder, unread, tree, "logs")["tasks"] if unread else {}
         for job in part:
             own = logs.get(_task(job)) or more.get(_task(job), {})
-            found[job.id] = told = _judge_one(session, job, own, around)
-            if around.is_complete and _is_settled(job, own):
+            found[job.id] = told = _judge_one(session, job, own, around, tree)
+            if around.is_complete and _is_settled(job, own, around.steps.get(job.id, ())):
                 diagnosis = told and told.as_dict()
                 to_keep[_task(job)] = {"judged": own["now"], "diagnosis": diagnosis}
-    _keep(session, folder, jobs, to_keep)
+        _keep(session, folder, part, to_keep)
     return found
 
 
 def _kept_in(answer: _Json, jobs: Sequence[JobInfo]) -> dict[str, Diagnosis | None]:
-    """Return what was judged before. A job may have damaged what is kept in its folder: that is left
-    out.
+    """Return what was judged before. What a job has damaged in its folder is left out, and what does not
+    fit its present state, of which Slurm may have learned more.
     """
     found = {}
     for job in jobs:
         kept = answer["tasks"].get(_task(job), {}).get("kept")
         if isinstance(kept, dict):
-            told = kept.get("diagnosis")
-            diagnosis = None if told is None else Diagnosis.read(told)
-            if told is None or diagnosis is not None:
+            diagnosis = Diagnosis.read(kept.get("diagnosis"))
+            state = job.state if diagnosis is None else diagnosis.state
+            is_of_job = diagnosis is None or diagnosis.job_id == job.id
+            says_enough = diagnosis is not None or job.outcome is Outcome.COMPLETED
+            if is_of_job and says_enough and job.state in (state, JobState.PURGED):
                 found[job.id] = diagnosis
     return found
 
 
-def _judge_one(session: Session, job: JobInfo, logs: _Json, around: _Around) -> Diagnosis | None:
+def _judge_one(
+    session: Session, job: JobInfo, logs: _Json, around: _Around, tree: Path | None
+) -> Diagnosis | None:
     evidence = _evidence_of(session, job, logs, around)
     if job.outcome is Outcome.COMPLETED:
         return diagnose_completed(evidence, logs)
     diagnosis = diagnose(evidence)
     if diagnosis.code != PACKED_TASKS:
         return diagnosis
-    failed = [task for task in tasks_inside(session, job) if task.outcome is Outcome.FAILED]
-    causes = by_cause(judge(session, failed).values())
-    return replace(diagnosis, remarks=tuple(starmap(told_of_tasks, causes)))
+    inside = tasks_inside(session, job, tree)
+    failed = [task for task in inside if task.outcome is Outcome.FAILED]
+    causes = lines_of_tasks({}, judge(session, failed, tree).values())
+    return replace(diagnosis, remarks=(*diagnosis.remarks, *causes))
 
 
-def _is_settled(job: JobInfo, logs: _Json) -> bool:
-    """Return whether nothing more will be learned of the end of a job."""
+def _is_settled(job: JobInfo, logs: _Json, steps: Sequence[StepInfo]) -> bool:
+    """Return whether nothing more will be learned of the end of a job. steps: in the accounting."""
     now = logs.get("now", 0.0)
-    if logs.get("unread") or logs.get("gone") or "events" not in logs:
+    is_seen = "events" in logs and not (logs.get("unread") or logs.get("gone"))
+    if not is_seen or job.state is JobState.PURGED or (job.end_time or 0) > now:
         return False
-    if job.end_time is not None and job.end_time > now:
-        return False
-    may_lack_a_node = len(job.nodes) > 1 and job.outcome is Outcome.FAILED
-    has_ended = attempts_of(logs["events"])[-1].has_ended and not may_lack_a_node
-    return has_ended or job.end_time is None or now - job.end_time > _SETTLED_S
+    # The accounting tells the memory of a job, and lost nodes, a moment later.
+    is_whole = job.outcome is Outcome.COMPLETED or (steps and len(job.nodes) == 1)
+    has_ended = attempts_of(logs["events"])[-1].has_ended and is_whole
+    return bool(has_ended) or job.end_time is None or now - job.end_time > _SETTLED_S
 
 
 # --- The logs ---------------------------------------------------------------------------------------
@@ -184,7 +196,8 @@ def _read_json(raw: bytes) -> _Json:
 def _folder_of(session: Session, job: JobInfo) -> str:
     """Return the folder of a job that clusterctl has submitted, else ""."""
     entry = session.ledger.find(job.id)
-    if entry is not None and entry.remote_dir:
+    # Slurm's numbers may have begun again.
+    if entry is not None and entry.remote_dir and job.token in ("", entry.token):
         return entry.remote_dir
     return job.work_dir if job.token else ""
 
@@ -200,15 +213,16 @@ def _read(
     if not folder:
         return _unread(jobs, _NOT_OURS)
     try:
-        return _ask(session, folder, jobs, what)
+        answer = _ask(session, folder, jobs, what)
+        if tree is None or not any(logs.get("gone") for logs in answer["tasks"].values()):
+            return answer
     except (SchedulerError, TransportError) as exc:
         if tree is None:
             return _unread(jobs, f"the job's log can't be read: {exc.what}")
-    answer = remote_logs.judged(str(tree), str(tree), what, _asked(jobs))
-    for logs in answer["tasks"].values():
-        # The file system of this machine tells nothing about the job's.
-        logs["full"] = False
-    return answer
+    answer = remote_logs.judged(str(tree), str(tree), "logs", _asked(jobs))
+    # The file system and the clock of this machine tell nothing about the job's.
+    tasks = {task: {**logs, "full": False, "now": 0.0} for task, logs in answer["tasks"].items()}
+    return {**answer, "tasks": tasks}
 
 
 def _unread(jobs: Sequence[JobInfo], why: str) -> _Json:
@@ -241,9 +255,12 @@ def _ask(session: Session, folder: str, jobs: Sequence[JobInfo], what: str) -> _
     if not parts:
         return _unread(jobs, "the job's log can't be read: its host gave no answer")
     tasks = {
-        task: _merged([part[task] for part in parts], unread) for task in asked if task in parts[0]
+        task: _merged([part[task] for part in parts if task in part], unread)
+        for task in asked
+        if task in parts[0]
     }
-    return {**next(iter(answers.values())), "tasks": tasks}
+    packed = [answer["packed"] for answer in answers.values() if "packed" in answer]
+    return {"tasks": tasks, **({"packed": max(packed, key=len)} if packed else {})}
 
 
 def _merged(logs: Sequence[_Json], unread: str) -> _Json:

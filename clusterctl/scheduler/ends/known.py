@@ -224,8 +224,8 @@ def _by_state(case: _Case) -> Iterator[Cause]:
             hang = facts.attempt.hang
             hung = f"; the job had made {hang}" if hang else ""
             longer = (
-                "use a longer --time, such as --time 2h; with --signal and --requeue the job can "
-                "save its work before the limit"
+                "if it was still at work, use a longer --time, such as --time 2h; with --signal and "
+                "--requeue a program can save its work before the limit and go on"
             )
             by_itself = f"{_CONTINUE}; with --requeue, the job continues by itself"
             yield Cause(

@@ -8,9 +8,10 @@ Python 3.9.
 
 "ends" reads a JSON object from stdin: of each task ("": the job itself) when it ended, in Unix
 seconds (null: unknown), and whether it completed. Its answer is a JSON object: ``packed``, the end of
-packed.jsonl; and ``tasks``: of each task what was judged of its end since then and kept ("keep"
-reads that from stdin), or else the ends of its logs. With the WHAT "kept" or "logs" instead of "kept
-or logs", only these. PROGRAM is the folder of the job's program.
+packed.jsonl, if there is the folder; and ``tasks``, by WHAT: "kept" is what was judged of the end of
+each task and kept here, if that was later than its end; "logs" are the ends of its logs; "kept or
+logs" is the first, if there is any, or else the second. "keep" reads from stdin what to keep.
+PROGRAM is the folder of the job's program.
 
 "records" reads a JSON list of folders from stdin: an argument has at most 128 KiB. Its answer is a
 JSON list: for each job's folder null if it does not exist, otherwise a JSON object with a record
@@ -46,7 +47,7 @@ from clusterctl.scheduler.history import EVENTS_FILE, attempts_of, restart_in, t
 from clusterctl.transport.remote_open import open_file
 
 END = 1 << 16  # of a log
-# The limit for the logs of all ranks, or of all jobs, together.
+# The limit for the logs of all ranks of a job, or for the events of all jobs, together.
 ALL_END = 1 << 20
 MOST_RANKS = 2048
 STARTED_TASK = re.compile(r"(?:stdout|stderr)(?:-([0-9]{1,10}))?\.log")
@@ -101,9 +102,9 @@ def log_suffix(task: str) -> str:
     return f"-{task}" if task else ""
 
 
-def ends(folder: str, task: str) -> dict[str, Any]:
+def ends(folder: str, task: str, all_end: int = ALL_END) -> dict[str, Any]:
     """Return the ends of the logs of a job and its ranks, as the JSON object that the module
-    describes.
+    describes. all_end: the limit for the logs of all its ranks together, in bytes.
     """
     now = time.time()
     own = own_prefix(task)
@@ -116,7 +117,7 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     except OSError:
         names = []
     logs = sorted(filter(None, map(RANK_LOG.fullmatch, names)), key=lambda match: int(match[1]))
-    most = ALL_END // max(16, len(logs))
+    most = all_end // max(16, len(logs))
     ranks = {
         log[1]: of_attempt(end_of(folder, f"{own}rank-logs/{log[0]}", most), restarts, most)
         for log in logs
@@ -223,12 +224,13 @@ def judged(folder: str, program: str, what: str, tasks: dict[str, Any]) -> dict[
         if isinstance(judged_at, (int, float)) and judged_at >= (ended or 0):
             answer[task] = {"kept": own}
         elif "logs" in what:
-            answer[task] = ends(folder, task)
+            answer[task] = ends(folder, task, max(ALL_END // 8, ALL_END // len(tasks)))
             if has_completed:
                 metrics = os.path.join(program, own_prefix(task), "metrics.jsonl")
                 answer[task]["nonfinite"] = first_nonfinite(metrics)
-    packed = end_of(folder, PACKED_FILE, MOST_PACKED)
-    return {"packed": packed, "tasks": answer}
+    if not os.path.isdir(folder):
+        return {"tasks": answer}
+    return {"packed": end_of(folder, PACKED_FILE, MOST_PACKED), "tasks": answer}
 
 
 def kept_ends(folder: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from clusterctl.cli.agent_answers import for_agents
 from clusterctl.runs.facts import ending_of
 from clusterctl.runs.find import Row
 from clusterctl.runs.report import report_of
-from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.ends import judge as judging
 from clusterctl.scheduler.ends.diagnosis import Diagnosis
-from clusterctl.scheduler.ends.judge import judge
+from clusterctl.scheduler.ends.judge import judge, tasks_inside
 from clusterctl.scheduler.session import Session
 from clusterctl.state.run_record import RunRecord
 from tests.integration.cli.conftest import Answer
@@ -85,6 +85,9 @@ def kept(session: Session, job_id: str) -> tuple[JobInfo, Path]:
         '{"": 3}',
         '{"": {"judged": "x"}}',
         '{"": {"judged": 1e12, "diagnosis": {"cause": 3}}}',
+        # It would be a failure without a cause, and of another job.
+        '{"": {"judged": 1e12, "diagnosis": null}}',
+        '{"": {"judged": 1e12, "diagnosis": {"job_id": "999", "state": "FAILED"}}}',
     ],
 )
 def test_damaged_judgement_is_judged_again(
@@ -110,6 +113,33 @@ def test_job_that_ends_again_is_judged_again(answer: Answer, played_session: Ses
     assert judge(played_session, [job])[job_id].lines == ("no luck",)
     later = replace(job, end_time=int(judged) + 60)
     assert judge(played_session, [later])[job_id].lines == ("another end",)
+
+
+def test_what_slurm_learned_since_and_what_others_wrote_is_judged_anew(
+    answer: Answer, played_session: Session
+) -> None:
+    Path("a.sh").write_text("#!/bin/bash\necho no luck\nexit 3\n")
+    job_id = answer("submit", "a.sh", "--folder", "none")["job_id"]
+    answer("wait", job_id, rc=4)
+    job, file = kept(played_session, job_id)
+    killed = replace(job, state=JobState.OUT_OF_MEMORY)
+    assert judge(played_session, [killed])[job_id].code == "out-of-memory"
+    told = json.loads(file.read_text())
+    told[""]["diagnosis"] |= {"job_id": job_id, "state": "FAILED", "fix": "run rm -rf"}
+    file.write_text(json.dumps(told))
+    of_another = replace(job, user="eve")
+    assert judge(played_session, [of_another])[job_id].fix != "run rm -rf"
+
+
+def test_tasks_inside_a_job_are_unknown_without_its_folder(
+    answer: Answer, played_session: Session
+) -> None:
+    Path("a.sh").write_text("#!/bin/bash\nexit 3\n")
+    job_id = answer("submit", "a.sh", "--folder", "none", "--array", "0-3", "--pack")["job_id"]
+    job, _ = kept(played_session, job_id)
+    assert [task.task for task in tasks_inside(played_session, job)] == [0, 1, 2, 3]
+    shutil.rmtree(job.work_dir, ignore_errors=True)
+    assert tasks_inside(played_session, job) == ()
 
 
 def test_end_is_not_kept_before_its_record_is_seen(

@@ -14,11 +14,11 @@ from clusterctl.jobs.replay import ReplayRequest, replay_job
 from clusterctl.jobs.submit import SubmittedJob
 from clusterctl.runs.collect import collect
 from clusterctl.runs.only_copies import Search
+from clusterctl.scheduler.ends.remote_logs import ENDS_FILE
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import (
-    ENDS_FILE,
     FROM_JOB,
     PROGRAM_FOLDER,
     SENT_FILES,
