@@ -555,7 +555,7 @@ class Job:
 
     def _tell(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
-            self.cluster._note(Notice(notice.code, f"note: {notice}"))
+            self.cluster._note(notice)
 
     def logs(
         self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None

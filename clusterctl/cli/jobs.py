@@ -388,9 +388,9 @@ def _show_in_full(
     lines += ["", *map(str, restarts)] if restarts else []
     if ending.cause:
         lines += ["", ending.summary, *ending.details(), f"fix: {ending.fix}"]
-    lines += [f"note: {notice}" for notice in notices_of(found.values())]
+    lines += notices_of(found.values())
     shown = [_with_end(task, found, options) for task in tasks]
-    # All tasks of an array share a folder: the first has what is in it.
+    # All tasks of an array share a folder, so only the first has the list of its files.
     answer = {"jobs": [{**shown[0], **more}, *shown[1:]]}
     if inside:
         answer["packed"] = [_with_end(task, found, options) for task in inside]

@@ -109,7 +109,7 @@ def logs(
             "job_id": job_id,
             "logs": [asdict(log) for log in collected.texts()],
         }
-    screen.note(*(f"note: {notice}" for notice in notices_of(found.values())))
+    screen.note(*notices_of(found.values()))
     if (worst := watch.first_of(shown, found)) is not None:
         (job,) = (job for job in shown if job.id == worst.job_id)
         state = {"diagnosis": worst.as_dict()}

@@ -31,8 +31,8 @@ Timeout = Annotated[
 class WaitResult:
     """What waiting for jobs has shown.
 
-    jobs: all jobs, or tasks of arrays, as they were last seen. found: what is said of each, by its
-        ID. timeout: the error if the wait timed out.
+    jobs: all jobs, or tasks of arrays, as they were last seen. found: their diagnoses, by their IDs.
+        timeout: the error if the wait timed out.
     """
 
     ids: tuple[str, ...]
@@ -98,7 +98,7 @@ def wait_for(
         return WaitResult(tuple(ids), exc.jobs, timeout=exc)
     telling.look(session, ended)
     found = watch.judge(session, ended)
-    screen.note(*(f"note: {notice}" for notice in notices_of(found.values())))
+    screen.note(*notices_of(found.values()))
     return WaitResult(tuple(ids), ended, found)
 
 
@@ -125,8 +125,7 @@ def follow_job(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
         )
     telling.look(session, ended)
-    notices = watch.raise_unless_completed(session, ended, log_is_shown=True)
-    screen.note(*(f"note: {notice}" for notice in notices))
+    screen.note(*watch.raise_unless_completed(session, ended, log_is_shown=True))
     return ended
 
 

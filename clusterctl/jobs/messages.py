@@ -214,7 +214,7 @@ class JobMessages:
             lines = [of_all, *problems]
             if happening not in {JobEvent.HANG, JobEvent.ALARM}:
                 lines += [*ending.details(), f"fix: {ending.fix}" if ending.cause else ""]
-                lines += [f"note: {notice}" for notice in notices_of(filter(None, [diagnosis]))]
+                lines += notices_of(filter(None, [diagnosis]))
             values = {
                 "EVENT": happening.value,
                 "CLUSTER": cluster,

@@ -366,7 +366,7 @@ def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
 
 
 def first_of(jobs: Sequence[JobInfo], found: Mapping[str, Diagnosis]) -> Diagnosis | None:
-    """Return the worst of what is said of jobs; None: nothing is said."""
+    """Return the diagnosis of the job that ended worst; None: no job has a diagnosis."""
     own = (found[job.id] for job in jobs if job.id in found)
     return next(iter((*failures_of(jobs, found), *own)), None)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import CollectError
+from clusterctl.errors import CollectError, Notice
 from clusterctl.runs.compare import compare, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.curve import STEP
 from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names, swept_keys
@@ -281,11 +281,11 @@ def outcome(row: Row) -> Section:
     return Section("Outcome", [*ending_of(row).verdict, *notes_of(row)])
 
 
-def notes_of(row: Row) -> list[str]:
-    """Return what may be wrong with a job that completed, or with such tasks of an array."""
+def notes_of(row: Row) -> list[Notice]:
+    """Return a note on each thing that may be wrong with a job, or with tasks, that completed."""
     tasks = [*row.task_records, *(() if row.task else row.run.packed)]
     told = (Diagnosis.read(task.diagnosis) for task in tasks)
-    return [f"note: {notice}" for notice in notices_of(filter(None, told))]
+    return notices_of(filter(None, told))
 
 
 def missing_of(row: Row) -> Iterator[str]:

@@ -212,7 +212,7 @@ def _folder_of(job: JobInfo, tree: Path) -> Path:
 
 
 def _recorded(job: JobInfo, told: Mapping[str, Diagnosis]) -> TaskRecord:
-    """Return the record of a job or task. told: what is said of the ends of jobs, by their IDs."""
+    """Return the record of a job or task. told: diagnoses, by the IDs of jobs."""
     diagnosis = told[job.id].as_dict() if job.id in told else None
     record = TaskRecord.model_validate(job, from_attributes=True)
     return record.model_copy(update={"diagnosis": diagnosis})

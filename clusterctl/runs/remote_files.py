@@ -95,8 +95,8 @@ MOST_OURS = 10_000
 DEEPEST = 100  # folders
 MOST_JSON = 8 << 20
 UNCHANGED = "unchanged since it was submitted"
-# ENDS_FILE of remote_logs.py, what was judged of the ends of the job's tasks, and such a file that is
-# being written. The run's record has its content.
+# How the tasks of the job ended: ENDS_FILE of remote_logs.py, and the file that becomes it. They are
+# not sent, because the run's record has their content.
 ENDS = (b"job.ends", b".job.ends.")
 GONE = "the job's folder no longer exists"
 KINDS = (

@@ -89,14 +89,20 @@ class Session:
         this machine does.
         """
         number, _, task = job_id.partition("_")
-        entry = self.ledger.find(number) if task else None
+        tasks = self.packed_numbers(number) if task else ()
+        return number if any(has_task(task, each) for each in tasks) else ""
+
+    def packed_numbers(self, job_id: str) -> Sequence[int]:
+        """Return the numbers of the tasks that run inside a job (`submit --pack`); () for another
+        job.
+        """
+        entry = self.ledger.find(job_id)
         if entry is None:
-            return ""
+            return ()
         with suppress(ValueError, TypeError, LookupError):
             job = json.loads(self.ledger.kept_file(entry.token, CLIENT_FACTS))["job"]
-            tasks = tasks_of(job["array"]) if job["pack"] else []
-            return number if any(has_task(task, each) for each in tasks) else ""
-        return ""
+            return tasks_of(job["array"]) if job["pack"] else ()
+        return ()
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
         """Return the error for IDs that no job of the scheduler has."""

@@ -46,7 +46,9 @@ class _Case:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        job, excerpt, told = self.facts.job, self.excerpt, self.known or self._end
+        job = self.facts.job
+        excerpt = self.excerpt
+        told = self.known or self._end
         failed = (self.known and self.known.failed) or self.facts.failed
         return Diagnosis(
             job_id=job.id,
@@ -83,8 +85,11 @@ class _Case:
     @property
     def _end(self) -> Cause:
         """How the job ended, in place of a cause."""
-        facts, fix = self.facts, self._fix_of_end
-        failed, at, said = facts.failed, facts.at, self._last_words
+        facts = self.facts
+        failed = facts.failed
+        at = facts.at
+        said = self._last_words
+        fix = self._fix_of_end
         if self._is_by_exception:
             return Cause(
                 code="python-exception", what=f"{facts.end}{at}; last exception{said}", fix=fix

@@ -176,11 +176,13 @@ def cause_column(found: Iterable[Diagnosis]) -> dict[str, str]:
 
 
 def notices_of(found: Iterable[Diagnosis]) -> list[Notice]:
-    """Return what may be wrong with jobs that completed; what is said of several jobs, once."""
+    """Return a note on each thing that may be wrong with jobs that completed; the same on several jobs is
+    one note.
+    """
     notices = []
     for first, (_, *others) in by_cause(each for each in found if each.notes):
         same = f" (likewise {first_few(others, _MOST_NAMED)})" if others else ""
-        notices += [Notice(note.code, f"{note.text}{same}") for note in first.notes]
+        notices += [Notice(note.code, f"note: {note.text}{same}") for note in first.notes]
     return notices
 
 

@@ -209,9 +209,9 @@ class Ending:
     @property
     def summary(self) -> str:
         """A line such as ``job 12 (train) failed: out of memory on n2: 3.9 GiB used of 4 GiB``."""
-        told = self.diagnosis
-        job_id, state = (told.job_id, told.state) if told else (self.job_id, "")
-        return summary_of(job_id, self.name, state or self.state, self.cause)
+        if (told := self.diagnosis) is None:
+            return summary_of(self.job_id, self.name, self.state, "")
+        return summary_of(told.job_id, self.name, told.state or self.state, told.cause)
 
     @property
     def fix(self) -> str:

@@ -29,7 +29,6 @@ from clusterctl.scheduler.ends.known import PACKED_TASKS
 from clusterctl.scheduler.ends.local_files import LocalFiles
 from clusterctl.scheduler.ends.packed import packed_tasks
 from clusterctl.scheduler.history import attempts_of
-from clusterctl.scheduler.request.arrays import tasks_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.availability import waits_for_nodes
 from clusterctl.scheduler.slurm.records import with_recorded_exit
@@ -73,14 +72,13 @@ def tasks_inside(session: Session, job: JobInfo, tree: Path | None = None) -> tu
     """Return the tasks of `submit --pack` that ran inside a job; () for another job, and if its folder
     can't be read.
     """
-    request = _Sent.of(session, job).request
-    numbers = request.get("array")
-    if not request.get("pack") or not isinstance(numbers, str):
+    numbers = session.packed_numbers(job.id)
+    if not numbers:
         return ()
     answer = _read(session, _folder_of(session, job), [job], tree, "kept")
     if "packed" not in answer:
         return ()
-    return packed_tasks(str(answer["packed"]), job, tasks_of(numbers))
+    return packed_tasks(str(answer["packed"]), job, numbers)
 
 
 def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator[Diagnosis]:
@@ -129,8 +127,9 @@ def _judge_new(
         more = _read(session, folder, unread, tree, "logs")["tasks"] if unread else {}
         for job in part:
             own = logs.get(_task(job)) or more.get(_task(job), {})
-            found[job.id] = told = _judge_one(session, job, own, around, tree)
-            if around.is_complete and _is_settled(job, own, around.steps.get(job.id, ())):
+            evidence = _evidence_of(session, job, own, around)
+            found[job.id] = told = _judge_one(session, evidence, own, tree)
+            if around.is_complete and _is_settled(evidence, own):
                 diagnosis = told and told.as_dict()
                 to_keep[_task(job)] = {"judged": own["now"], "diagnosis": diagnosis}
         _keep(session, folder, part, to_keep)
@@ -155,9 +154,9 @@ def _kept_in(answer: _Json, jobs: Sequence[JobInfo]) -> dict[str, Diagnosis | No
 
 
 def _judge_one(
-    session: Session, job: JobInfo, logs: _Json, around: _Around, tree: Path | None
+    session: Session, evidence: Evidence, logs: _Json, tree: Path | None
 ) -> Diagnosis | None:
-    evidence = _evidence_of(session, job, logs, around)
+    job = evidence.job
     if job.outcome is Outcome.COMPLETED:
         return diagnose_completed(evidence, logs)
     diagnosis = diagnose(evidence)
@@ -169,16 +168,19 @@ def _judge_one(
     return replace(diagnosis, remarks=(*diagnosis.remarks, *causes))
 
 
-def _is_settled(job: JobInfo, logs: _Json, steps: Sequence[StepInfo]) -> bool:
-    """Return whether nothing more will be learned of the end of a job. steps: in the accounting."""
-    now = logs.get("now", 0.0)
+def _is_settled(evidence: Evidence, logs: _Json) -> bool:
+    """Return whether nothing more will be learned of the end of a job."""
+    job = evidence.job
+    now: float = logs.get("now", 0.0)
     is_seen = "events" in logs and not (logs.get("unread") or logs.get("gone"))
     if not is_seen or job.state is JobState.PURGED or (job.end_time or 0) > now:
         return False
     # The accounting tells the memory of a job, and lost nodes, a moment later.
-    is_whole = job.outcome is Outcome.COMPLETED or (steps and len(job.nodes) == 1)
-    has_ended = attempts_of(logs["events"])[-1].has_ended and is_whole
-    return bool(has_ended) or job.end_time is None or now - job.end_time > _SETTLED_S
+    is_accounted = bool(evidence.steps) and len(job.nodes) == 1
+    is_whole = job.outcome is Outcome.COMPLETED or is_accounted
+    if job.end_time is None or (evidence.attempt.has_ended and is_whole):
+        return True
+    return now - job.end_time > _SETTLED_S
 
 
 # --- The logs ---------------------------------------------------------------------------------------
@@ -287,25 +289,22 @@ def _keep(session: Session, folder: str, jobs: Sequence[JobInfo], judgements: _J
 # --- What is around the logs ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What this machine knows of a submission. request: the options of the job. source: the list of
-    the files that were sent.
+    """What this machine knows of a submission. request: the options of the job. script: its text as it
+    was sent, or "".
     """
 
     files: LocalFiles
-    source: _Json
+    script: str
     request: _Json
 
     @classmethod
     def of(cls, session: Session, job: JobInfo) -> _Sent:
         entry = session.ledger.find(job.id)
         kept = session.ledger.kept(entry.token) if entry is not None else {}
-        facts, source = (_read_json(kept.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
+        facts = _read_json(kept.get(CLIENT_FACTS, b"{}"))
+        source = _read_json(kept.get(SOURCE_FILE, b"{}"))
         files = LocalFiles.of(facts, source, entry.program_dir if entry is not None else "")
-        return cls(files, source, facts.get("job") or {})
-
-    @property
-    def is_packed(self) -> bool:
-        return bool(self.request.get("pack"))
+        return cls(files, files.script_text(source), facts.get("job") or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +328,7 @@ class _Around:
         sent = _Sent.of(session, jobs[0])
         bad = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
         # Slurm does not know the tasks inside a job.
-        if not bad or (sent.is_packed and bad[0].task is not None):
+        if not bad or session.packed_job(bad[0].id):
             return cls(sent, is_complete=True)
         with suppress(SchedulerError, TransportError):
             steps = _steps_of(session, bad)
@@ -371,7 +370,7 @@ def _evidence_of(session: Session, job: JobInfo, logs: _Json, around: _Around) -
         left_here=sent.files.find,
         packages=sent.files.packages,
         excluded=tuple(sent.request.get("exclude") or ()),
-        script=sent.files.script_text(sent.source),
+        script=sent.script,
         was_read=not unread,
         unread=unread,
         is_full=bool(logs.get("full")),
