@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Final, Literal, Unpack
@@ -61,7 +61,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import reject_foreign, spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.ledger import RUNS
-from clusterctl.state.run_names import job_id_of
+from clusterctl.state.run_names import cluster_of_jobs, job_id_of
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, run_captured
 from clusterctl.transport.ssh import Connections
@@ -162,8 +162,15 @@ class Cluster:
         reporter = PhaseLines(self._note)
         return Prompts(reporter=reporter)
 
-    def _session(self, patience_s: float = PATIENCE_S) -> AbstractContextManager[Session]:
-        return open_session(self._chosen, patience_s=patience_s)
+    def _session(
+        self, patience_s: float = PATIENCE_S, ids: Sequence[str] = (), *, certain: bool = False
+    ) -> AbstractContextManager[Session]:
+        chosen = cluster_of_jobs(ids, self._chosen, certain=certain)
+        return open_session(chosen, patience_s=patience_s)
+
+    def _of(self, session: Session) -> Cluster:
+        """Return the cluster of a session, for its jobs: another may be chosen later."""
+        return self if self._chosen.is_given else replace(self, name=session.inventory.cluster)
 
     def validate(self) -> ClusterSpec:
         """Return the spec. Raise SpecError, with all mistakes, if it is wrong."""
@@ -246,7 +253,7 @@ class Cluster:
     def top(self, ids: _Names = ()) -> ClusterMoment:
         """Return the activity of the nodes and jobs now; with IDs, of these jobs."""
         ids = _as_list(ids)
-        with watching(self._chosen.of_jobs(ids).workspace(), ids) as cluster:
+        with watching(cluster_of_jobs(ids, self._chosen).workspace(), ids) as cluster:
             return cluster.look()
 
     def submit(
@@ -313,7 +320,7 @@ class Cluster:
         """Read the jobs in ``target``, and reject mistakes that are visible without a cluster."""
         jobs = read_jobs(str(target), self._given(args, options), variants)
         reject_invalid_arguments(jobs, model)
-        return Submission.of(jobs, model)
+        return Submission.of(jobs, model, chosen=self._chosen)
 
     @staticmethod
     def _given(args: _Args, options: JobKeywords) -> dict[str, object]:
@@ -331,7 +338,8 @@ class Cluster:
         with self._session() as session:
             prepared = Preparer(self._note).prepare(session, submission)
             submitted = list(submit_prepared(Submitter(session, self._note), prepared))
-        return tuple(Job(self, job.job_id, job.name, job.remote_dir) for job in submitted)
+            cluster = self._of(session)
+        return tuple(Job(cluster, job.job_id, job.name, job.remote_dir) for job in submitted)
 
     def rehearse(
         self,
@@ -374,9 +382,7 @@ class Cluster:
         options: those of ``ReplayKeywords``. Default: those of the run.
         """
         reject_unknown(options, ReplayKeywords.__annotations__, "replay has no option")
-        row = (
-            run if isinstance(run, Row) else named_run(str(run), self._chosen.ledger_for(str(run)))
-        )
+        row = run if isinstance(run, Row) else named_run(str(run), self._chosen)
         texts = {
             key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()
         }
@@ -397,17 +403,19 @@ class Cluster:
 
     def job(self, job_id: str | int) -> Job:
         """Return a job of the cluster by its ID, even if it was submitted from another machine."""
-        with self._session() as session:
+        with self._session(ids=[str(job_id)]) as session:
             known_id = job_id_of(str(job_id), session.ledger)
             info = queue.known_jobs(session, [known_id])[0]
-        return Job(self, known_id, info.name, info.work_dir)
+            cluster = self._of(session)
+        return Job(cluster, known_id, info.name, info.work_dir)
 
     def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
         """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for
         each task.
         """
-        with self._session(SHOWN_PATIENCE_S) as session:
-            listing = queue.find_or_list(session, _as_list(ids))
+        ids = _as_list(ids)
+        with self._session(SHOWN_PATIENCE_S, ids) as session:
+            listing = queue.find_or_list(session, ids)
         if listing.unlisted:
             self._note(listing.unlisted_notice)
         return listing.jobs
@@ -422,8 +430,9 @@ class Cluster:
 
     def cancel(self, ids: _Names) -> tuple[JobInfo, ...]:
         """Cancel jobs. Return their state before the cancellation."""
-        with self._session(SHOWN_PATIENCE_S) as session:
-            cancellation = queue.cancel(session, _as_list(ids))
+        ids = _as_list(ids)
+        with self._session(SHOWN_PATIENCE_S, ids, certain=True) as session:
+            cancellation = queue.cancel(session, ids)
         cancellation.raise_errors()
         return cancellation.jobs
 
@@ -453,10 +462,11 @@ class Cluster:
         selection = selection_of(**options)
         folder = _path(out)
         everywhere = (everywhere or selection.everything) and not ids
-        with self._session(SHORT_PATIENCE_S) as session:
+        ids = _as_list(ids)
+        with self._session(SHORT_PATIENCE_S, ids) as session:
             runs = collect(
                 session,
-                _as_list(ids) or None,
+                ids or None,
                 out=folder,
                 everywhere=everywhere,
                 selection=selection,

@@ -33,6 +33,7 @@ from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
+from clusterctl.state.run_names import cluster_of_jobs
 from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, run_captured
 from clusterctl.transport.ssh import Connections
@@ -167,7 +168,7 @@ def code(
             code="tool-missing",
             fix="install VS Code with its command `code`, or leave out --open",
         )
-    chosen = screen.chosen().of_jobs([job_id])
+    chosen = cluster_of_jobs([job_id], screen.chosen())
     with (
         open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session,
         screen.working("entering the job"),

@@ -10,6 +10,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.jobs import queue
 from clusterctl.scheduler.base import JobInfo, state_counts
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
+from clusterctl.state.run_names import cluster_of_jobs
 
 
 def cancel(
@@ -19,7 +20,8 @@ def cancel(
 ) -> None:
     """Cancel jobs. The ID of an array cancels all its tasks."""
     more = {}
-    with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
+    chosen = cluster_of_jobs(ids, screen.chosen(), certain=True)
+    with open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session:
         if dry_run:
             cancellation = queue.select(session, ids)
             more = {"dry_run": True, "cluster": session.inventory.cluster}

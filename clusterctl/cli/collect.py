@@ -34,6 +34,7 @@ from clusterctl.runs.trackers import (
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RUNS
+from clusterctl.state.run_names import cluster_of_jobs
 from clusterctl.state.run_record import RunRecord, SkippedFile, WhatDownDoes
 from clusterctl.state.workspace import Workspace
 
@@ -112,8 +113,9 @@ def collect(
     everywhere = (everywhere or everything) and not ids
     selection = selection_of(**given)
     trackers = chosen_trackers(sync or [])
+    chosen = cluster_of_jobs(ids or [], screen.chosen())
     with (
-        open_session(screen.chosen().of_jobs(ids or []), patience_s=SHORT_PATIENCE_S) as session,
+        open_session(chosen, patience_s=SHORT_PATIENCE_S) as session,
         screen.transfers() as progress,
     ):
         workspace = session.ledger.workspace

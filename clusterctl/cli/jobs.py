@@ -37,6 +37,7 @@ from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.scheduler.slurm.parse import PartitionInfo
 from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.state.ledger import SWEEP_FILE
+from clusterctl.state.run_names import cluster_of_jobs
 from clusterctl.util import formatting
 from clusterctl.util.formatting import Fact
 from clusterctl.util.numbers import counted
@@ -285,7 +286,8 @@ def jobs(
     if are_all(screen, ids):
         _list_all(screen, most)
         return
-    with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
+    chosen = cluster_of_jobs(ids, screen.chosen())
+    with open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session:
         if len(ids) == 1 and (inside := packed_task(session, ids[0])):
             _show_in_full(screen, session, inside, most)
             return

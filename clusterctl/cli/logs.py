@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from clusterctl.cli.messages import Notify, telling
-from clusterctl.cli.options import JobId, option
+from clusterctl.cli.options import argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cli.waiting import follow_job
 from clusterctl.errors import (
+    Notice,
     SchedulerError,
     TransportError,
     excluded,
@@ -29,13 +30,21 @@ from clusterctl.scheduler.base import JobInfo, worst_job
 from clusterctl.scheduler.ends.diagnosis import Diagnosis, notices_of
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
-from clusterctl.state.run_names import job_id_of
+from clusterctl.state.run_names import cluster_of_jobs, job_id_of, newest_job
 from clusterctl.util.process import start_in_thread
 
 
 def logs(
     screen: Screen,
-    job_id: JobId,
+    job_id: Annotated[
+        str | None,
+        argument(
+            "Job ID, such as 12, 12_3 (a task) or demo/12, or a run. Default: the newest job of "
+            "this folder's project.",
+            metavar="[ID]",
+            tab=job_ids,
+        ),
+    ] = None,
     follow: Annotated[
         bool, option("Follow the output until the job has ended.", "--follow", "-f")
     ] = False,
@@ -68,13 +77,14 @@ def logs(
         }
         for flag_name in (name for name, is_given in beside.items() if is_given):
             raise excluded("--stacks", flag_name)
-        _show_stacks(screen, job_id)
+        _show_stacks(screen, _named(screen, job_id))
         return
     if raw and screen.json:
         raise excluded("--raw", "-o json")
     if notify and not follow:
         raise unaccompanied("--notify", "--follow")
     receivers = chosen_receivers(notify or ()) if follow else ()
+    job_id = _named(screen, job_id)
     collected = KeptLogs()
     output = nullcontext(collected.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""
@@ -83,7 +93,7 @@ def logs(
     found: Mapping[str, Diagnosis] = {}
     try:
         with (
-            open_session(screen.chosen().of_jobs([job_id])) as session,
+            open_session(cluster_of_jobs([job_id], screen.chosen())) as session,
             output as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
@@ -118,14 +128,25 @@ def logs(
     screen.result({**screen.partial_answer, **state})
 
 
+def _named(screen: Screen, job_id: str | None) -> str:
+    """Return the job's name: by default, that of the newest job, which a note tells."""
+    if job_id is not None:
+        return job_id
+    newest = newest_job(screen.chosen())
+    name = newest.entry.name if newest.entry else ""
+    screen.note(Notice("newest-job", f"job {newest.full_name} ({name}), the newest"))
+    return newest.full_name
+
+
 def _jobs_of(session: Session, job_id: str) -> tuple[JobInfo, ...]:
     return packed_task(session, job_id) or session.scheduler.jobs([job_id])
 
 
 def _show_stacks(screen: Screen, job_id: str) -> None:
     """Show where the ranks of a running job are, those at the same place together."""
+    chosen = cluster_of_jobs([job_id], screen.chosen())
     with (
-        open_session(screen.chosen().of_jobs([job_id]), patience_s=SHOWN_PATIENCE_S) as session,
+        open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session,
         screen.working("reading the stacks"),
     ):
         job_stacks = stacks_of(session, job_id)

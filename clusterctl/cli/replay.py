@@ -70,7 +70,7 @@ def replay(
     Code, packages, options and arguments are the same. The job runs on the selected cluster, which
     may be a different one; differences are shown before anything is sent.
     """
-    row = named_run(run, screen.chosen().ledger_for(run))
+    row = named_run(run, screen.chosen())
     changes = _changes(set_ or [])
     again = select_replay(row, changes, failed=failed, flags=given, code=code)
     if again is None:

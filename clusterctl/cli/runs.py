@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import (
     OutputFormat,
+    Words,
     argument,
     flag,
     folder_path,
@@ -53,6 +54,7 @@ from clusterctl.runs.find import (
     latest_tasks,
     named_rows,
     named_run,
+    newest_run,
     ranked,
     reject_unknown_keys,
     repeat_command,
@@ -222,7 +224,10 @@ def _list_runs(
     )
     # Means are over tasks, and of columns that only some have.
     shape = {"tasks": True} if over else {"columns": chosen}
-    query = RunQuery(**given, **shape, cluster=screen.cluster)
+    choice = screen.chosen()
+    # ./runs has the runs of this project, also those of another cluster than that of ./cluster.yaml.
+    cluster = choice.named_cluster() if choice.is_given else None
+    query = RunQuery(**given, **shape, cluster=cluster)
     selected = select_runs(query, folders or (), everywhere=bool(everywhere))
     screen.note(*selected.notes)
     if not selected.rows:
@@ -275,7 +280,7 @@ def _list_sweep(
     is_ledger: bool,
 ) -> None:
     """List the tasks of a sweep, the best first; or, with ``over``, means of them."""
-    sweep = named_run(given["sweep"], screen.chosen().ledger_for(given["sweep"]))
+    sweep = named_run(given["sweep"], screen.chosen())
     tasks = latest_tasks(sweep) or [sweep]
     if is_ledger:
         answer, lines = _ledger_table(screen, tasks)
@@ -518,7 +523,7 @@ def show(screen: Screen, run: Run) -> None:
     Shows its resources, what it used of them and what to ask for next time, its nodes, its options
     and metrics, and of a failure the facts and hints; for a scaling, its table.
     """
-    rows = named_rows(run, screen.chosen().ledger_for(run))
+    rows = named_rows(run, screen.chosen())
     if is_scaling(rows):
         scaling, lines = scaling_table(screen, rows)
         screen.result({"scaling": scaling}, *lines)
@@ -568,9 +573,8 @@ def diff(
     Shows differences in the job, code, configuration, data, environment, hardware and result, and
     whether the losses are identical at each step.
     """
-    ledger = screen.chosen().ledger_for(first, second)
-    a = named_run(first, ledger)
-    b = named_run(second, ledger)
+    a = named_run(first, screen.chosen())
+    b = named_run(second, screen.chosen())
     differences = compare(a, b)
     titles = (a.shown, b.shown) if a.shown != b.shown else (str(a.folder), str(b.folder))
     rows = dict(zip(titles, (a, b), strict=True))
@@ -601,8 +605,7 @@ def rm(
 
     The cluster is not changed.
     """
-    ledger = screen.chosen().ledger_for(*run)
-    rows = [named_run(name, ledger) for name in run]
+    rows = [named_run(name, screen.chosen(), certain=True) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
             f"{inner.shown} can't be removed, because it is a single task of a run",
@@ -654,18 +657,21 @@ ReportFile = Annotated[
 
 
 def _rows_of(screen: Screen, names: Sequence[str]) -> list[Row]:
-    ledger = screen.chosen().ledger_for(*names)
-    return list({row.folder: row for name in names for row in named_rows(name, ledger)}.values())
+    rows = (row for name in names for row in named_rows(name, screen.chosen()))
+    return list({row.folder: row for row in rows}.values())
 
 
 def report(
     screen: Screen,
     run: Annotated[
-        list[str],
+        Words,
         argument(
-            "Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=LocalValue.NAME
+            "Runs, as in `runs show`. Default: the newest run in ./runs.",
+            metavar="[RUN...]",
+            tab=run_names,
+            local=LocalValue.NAME,
         ),
-    ],
+    ] = None,
     out: ReportFile = None,
     open_: Annotated[bool, option("Open the report in the browser.", "--open")] = False,
     output: Annotated[
@@ -687,7 +693,7 @@ def report(
     is_markdown = screen.form == OutputFormat.MD
     if (is_markdown or screen.json) and (out or open_):
         raise excluded("-o json or -o md", "--out or --open")
-    rows = _rows_of(screen, run)
+    rows = _rows_of(screen, run) if run else [newest_run()]
     content = report_of(rows)
     if is_markdown:
         screen.document({}, content.as_markdown())

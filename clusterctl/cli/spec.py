@@ -8,10 +8,11 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from clusterctl.cli.options import option
+from clusterctl.cli.options import argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError, excluded
 from clusterctl.packages.named_files import reject_named_by_spec
@@ -20,7 +21,7 @@ from clusterctl.spec.base import PATTERNS, either
 from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
-from clusterctl.spec.names import is_cluster_name
+from clusterctl.spec.names import LocalValue, is_cluster_name
 from clusterctl.spec.units import shown
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.util.assets import data_folder
@@ -122,9 +123,22 @@ def _new(path: Path) -> Iterator[None]:
         ) from exc
 
 
-def validate(screen: Screen) -> None:
+def validate(
+    screen: Screen,
+    spec_file: Annotated[
+        Path | None,
+        argument(
+            "The spec. Default: that of -f, or ./cluster.yaml.",
+            metavar="[FILE]",
+            local=LocalValue.PATH,
+        ),
+    ] = None,
+) -> None:
     """Validate a spec, and report all errors with their lines."""
-    spec = spec_of(screen.chosen())
+    if spec_file is not None and (screen.file or screen.cluster is not None):
+        raise excluded("FILE", "-f or --cluster")
+    chosen = screen.chosen() if spec_file is None else replace(screen.chosen(), file=spec_file)
+    spec = spec_of(chosen)
     nodes = sum(partition.nodes for partition in spec.partitions)
     kind = spec.provider.type
     lines = [f"valid: cluster {spec.name!r}, provider {kind}, {counted(nodes, 'node')}"]

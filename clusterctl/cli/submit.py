@@ -67,6 +67,7 @@ from clusterctl.spec.job_options import OPTIONS, options_set
 from clusterctl.spec.names import LocalValue, Topic
 from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.run_names import full_name
 from clusterctl.state.workspace import clusters_up
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
@@ -237,7 +238,7 @@ def submit(
         return
     reject_invalid_arguments(jobs, model)
     watching = WatchOptions.of(jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ())
-    submission = Submission.of(jobs, model)
+    submission = Submission.of(jobs, model, chosen=screen.chosen())
     if first is not None:
         _submit_first(screen, submission, first, watching)
         return
@@ -588,13 +589,13 @@ def _run_locally(
         raise excluded("--local", flags)
     reject_invalid_arguments(jobs, model)
     (job,) = jobs
-    ledger = screen.chosen().ledger_for(model.run)
+    model = replace(model, run=full_name(model.run, screen.chosen()))
     if not screen.json:
-        with screen.logs() as show, closing(run_on_this_machine(job, model, ledger)) as output:
+        with screen.logs() as show, closing(run_on_this_machine(job, model)) as output:
             for data in output:
                 show(LogChunk("stdout", None, data))
         return
-    printed = b"".join(run_on_this_machine(job, model, ledger, as_json=True))
+    printed = b"".join(run_on_this_machine(job, model, as_json=True))
     try:
         answer = json.loads(printed)
     except ValueError as exc:

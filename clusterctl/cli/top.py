@@ -37,6 +37,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.slurm.values import fold_nodes, gpu_count
+from clusterctl.state.run_names import cluster_of_jobs
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
@@ -179,7 +180,7 @@ def _watches(
             name: stack.enter_context(watching(chosen.workspace(), told=told.of_cluster()))
             for name, chosen in all_clusters(screen).items()
         }
-    workspace = screen.chosen().of_jobs(ids).workspace()
+    workspace = cluster_of_jobs(ids, screen.chosen()).workspace()
     return {workspace.root.name: stack.enter_context(watching(workspace, ids, told))}
 
 

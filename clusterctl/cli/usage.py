@@ -47,7 +47,7 @@ def usage(
             fix="name a cluster, or use --runs without --cluster for the collected runs of all",
         )
     if runs:
-        found = usage_of_runs(keys, since, screen.cluster)
+        found = usage_of_runs(keys, since, screen.chosen().named_cluster())
     else:
         with open_session(screen.chosen(), patience_s=SHOWN_PATIENCE_S) as session:
             found = usage_of_cluster(session, keys, since)

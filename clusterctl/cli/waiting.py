@@ -20,7 +20,7 @@ from clusterctl.scheduler.ends.diagnosis import Diagnosis, notices_of
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.run_names import job_id_of
+from clusterctl.state.run_names import cluster_of_jobs, job_id_of
 
 Timeout = Annotated[
     str | None, option("Stop waiting after this time, such as 10m; the job is not cancelled.")
@@ -65,7 +65,7 @@ def wait(screen: Screen, ids: JobIds, timeout: Timeout = None, notify: Notify = 
     """
     timeout_s = timeout_of(timeout)
     receivers = chosen_receivers(notify or ())
-    with open_session(screen.chosen().of_jobs(ids)) as session:
+    with open_session(cluster_of_jobs(ids, screen.chosen())) as session:
         ids = [job_id_of(name, session.ledger) for name in ids]
         ids = [*dict.fromkeys(session.packed_job(job_id) or job_id for job_id in ids)]
         # Slurm may not know a job yet that was just submitted from here.

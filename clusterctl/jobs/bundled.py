@@ -27,7 +27,6 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FROM_RUN
 from clusterctl.spec.program import MODEL_JOBS, Weights
 from clusterctl.spec.sweep import sweep_arguments
-from clusterctl.state.ledger import Ledger
 from clusterctl.state.run_names import NamedRun, find_run
 from clusterctl.transport.tree import list_items
 from clusterctl.util.assets import data_folder, file_sha256
@@ -84,7 +83,7 @@ def reject_missing(session: Session, job: JobSpec) -> None:
 
 
 def reject_invalid_arguments(
-    jobs: Sequence[JobSpec], chosen: ChosenModel | None = None, ledger: Ledger | None = None
+    jobs: Sequence[JobSpec], chosen: ChosenModel | None = None, *, completed: bool = False
 ) -> None:
     """Raise UsageError if a bundled job lacks a required model, or its program would reject the
     arguments.
@@ -93,24 +92,20 @@ def reject_invalid_arguments(
     on the cluster (such as that of --config), when it starts.
     The number of ranks is checked if the job sets it. chosen: the trained model that --run selects,
     if any.
-    ledger: the cluster's jobs. Given if the jobs have the arguments for the model, and their
-    default numbers of ranks on the cluster. Then only arguments for a run on this machine, or that
-    depend on these numbers, are checked.
+    completed: the jobs have the arguments for the model, and their default numbers of ranks on the
+    cluster. Then only arguments for a run on this machine, or that depend on these numbers, are
+    checked.
     """
     reject_unless_fitting(jobs, chosen)
-    model_args = model_arguments(MODEL, chosen) if chosen and ledger is None else ()
+    model_args = model_arguments(MODEL, chosen) if chosen and not completed else ()
     lines = []
     for job in jobs:
-        ranks = (
-            (job.ranks or job.tasks)
-            if ledger is not None or job.model_fields_set & _RANKS
-            else None
-        )
-        run = _used_run(job, chosen, ledger) if job.bundled and ledger is not None else None
+        ranks = (job.ranks or job.tasks) if completed or job.model_fields_set & _RANKS else None
+        run = _used_run(job, chosen) if job.bundled and completed else None
         for words, values in _lines(job) if job.bundled else ():
             has_word_of_ranks = not _OF_RANKS.isdisjoint(word.partition("=")[0] for word in words)
             needs_check = model_args or words or job.bundled in MODEL_JOBS
-            if needs_check if ledger is None else (has_word_of_ranks or run):
+            if (has_word_of_ranks or run) if completed else needs_check:
                 where = " ".join([*([job.name] if len(jobs) > 1 else []), *values])
                 lines.append(
                     (job, where, [job.bundled, *model_args, *words], ranks, run and str(run))
@@ -136,10 +131,10 @@ def _lines(job: JobSpec) -> list[tuple[list[str], list[str]]]:
     return [([*job.args, *words], words) for words in swept]
 
 
-def _used_run(job: JobSpec, chosen: ChosenModel | None, ledger: Ledger) -> Path | None:
+def _used_run(job: JobSpec, chosen: ChosenModel | None) -> Path | None:
     """Return the local folder of the chosen model, or of the run to continue; None if missing."""
     name = chosen.run if chosen else job.from_run
-    folder = find_run(name, ledger).folder if name else None
+    folder = find_run(name).folder if name else None
     return _model_of(folder) if chosen else folder
 
 
@@ -223,7 +218,7 @@ def _model_of(run: Path | None) -> Path | None:
 def with_model(
     jobs: Sequence[JobSpec],
     chosen: ChosenModel | None,
-    ledger: Ledger,
+    cluster: str,
     session: Session | None = None,
 ) -> tuple[Sequence[JobSpec], Source | None]:
     """Return the jobs with arguments for the chosen model, and the model's files to send with the
@@ -231,7 +226,7 @@ def with_model(
 
     The files are None if the cluster's shared folder has the model, or if ``chosen`` is None.
 
-    ledger: the jobs of the cluster. session: to check that the cluster has the model.
+    cluster: where the jobs will run. session: to check that the cluster has the model.
 
     Raises:
         UsageError: neither the cluster nor this machine has the model.
@@ -239,9 +234,9 @@ def with_model(
     """
     if chosen is None:
         return jobs, None
-    named = find_run(chosen.run, ledger)
+    named = find_run(chosen.run)
     here = _model_of(named.folder)
-    remote = f"{named.remote}/{MODEL}" if named.remote else None
+    remote = f"{folder}/{MODEL}" if (folder := named.remote_on(cluster)) else None
     if session is not None:
         remote = _shared_path(session, named, here)
     if remote is None and here is None:
@@ -294,13 +289,11 @@ def _weights_file(model: Path, weights: Weights) -> str | None:
 def run_on_this_machine(
     job: JobSpec,
     chosen: ChosenModel,
-    ledger: Ledger | None,
     *,
     as_json: bool = False,
 ) -> Generator[bytes, None, None]:
     """Run a bundled job's program with a model on this machine, and yield its output as it arrives.
 
-    ledger: the jobs of the cluster in reach, to find the run of a job id.
     as_json: the program prints JSON, if it can.
 
     Raises:
@@ -308,7 +301,7 @@ def run_on_this_machine(
             or the program rejects its arguments.
         ClusterctlError: the program failed.
     """
-    named = find_run(chosen.run, ledger)
+    named = find_run(chosen.run)
     if (model := _model_of(named.folder)) is None:
         raise _missing_model(named)
     if missing := [name for name in _ARRAYS if find_spec(name) is None]:
@@ -338,11 +331,16 @@ def run_on_this_machine(
 
 def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:
     """Return the error for a run without a model, or one that must be collected before its use."""
-    if run.folder is None and (session is None or not session.site.folders.are_one):
+    is_there = (
+        session is not None
+        and session.site.folders.are_one
+        and run.cluster == session.ledger.cluster
+    )
+    if run.folder is None and not is_there:
         return run.not_collected()
     places = [str(run.folder)] if run.folder else []
-    if run.remote and session:
-        places.append(f"{run.remote} on the cluster")
+    if session and (folder := run.remote_on(session.ledger.cluster)):
+        places.append(f"{folder} on the cluster")
     return UsageError(
         f"run {run.name} has no model",
         about="model",

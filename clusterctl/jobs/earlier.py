@@ -13,7 +13,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER, FROM_RUN
 from clusterctl.spec.remote_folders import RUNS
-from clusterctl.state.ledger import FROM_JOB, PROGRAM_FOLDER, Ledger, program_path
+from clusterctl.state.ledger import FROM_JOB, PROGRAM_FOLDER, program_path
 from clusterctl.state.run_names import NamedRun, find_run
 from clusterctl.transport.copies import LocalCopies, record_copies
 from clusterctl.transport.put import Upload
@@ -21,14 +21,14 @@ from clusterctl.transport.tree import list_items
 from clusterctl.util import formatting
 
 
-def with_from_run(job: JobSpec, ledger: Ledger, session: Session | None) -> tuple[JobSpec, str]:
+def with_from_run(job: JobSpec, cluster: str, session: Session | None) -> tuple[JobSpec, str]:
     """Return the job; if it has ``from_run``, with the path of that run's files on the cluster as a
     variable.
 
     A run that is only on this machine is sent to the cluster. The second value is a line about it,
     or "".
 
-    ledger: the jobs of the cluster. session: None: the path is not checked, and nothing is sent.
+    cluster: where the job will run. session: None: the path is not checked, and nothing is sent.
 
     Raises:
         UsageError: there is no such run, or neither the cluster nor this machine has its files.
@@ -44,11 +44,11 @@ def with_from_run(job: JobSpec, ledger: Ledger, session: Session | None) -> tupl
             fix="leave out --from-run; `--run RUN` passes a model to eval, sample, predict and "
             "export",
         )
-    run = find_run(job.from_run, ledger)
-    folder = run.remote if session is None else _folder_on_cluster(session, run)
+    run = find_run(job.from_run)
+    folder = run.remote_on(cluster) if session is None else _folder_on_cluster(session, run)
     note = ""
     if folder is None:
-        folder, note = _send(session, run)
+        folder, note = _send(session, run, cluster)
     return job.model_copy(update={"env": {**job.env, FROM_RUN: folder}}), note
 
 
@@ -58,10 +58,11 @@ def folders_on_cluster(session: Session, run: NamedRun) -> list[str]:
     Another machine may have submitted the job, which the cluster then knows. Raises UsageError if
     not.
     """
+    cluster = session.ledger.cluster
     if not session.site.folders.are_one:
         return []
-    if run.remote or run.run_folder:
-        return [run.remote] if run.remote else []
+    if (remote := run.remote_on(cluster)) or run.run_folder or run.cluster != cluster:
+        return [remote] if remote else []
     with refusing_wrong_ids(f"run {run.name}"):
         folder = folder_of(session, run.job_id)
     # Earlier versions had no folder for the program's files.
@@ -77,14 +78,15 @@ def _folder_on_cluster(session: Session, run: NamedRun) -> str | None:
     return next((folder for folder, is_there in exists if is_there), None)
 
 
-def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
+def _send(session: Session | None, run: NamedRun, cluster: str) -> tuple[str, str]:
     """Send a run's local folder to the cluster. Return its path there, and a line about the bytes
     sent.
     """
     here = run.folder
     token = run.token
     if here is None:
-        cause = f"neither this machine nor a folder that all nodes share has {run.remote or 'them'}"
+        where = run.remote_on(cluster) or "them"
+        cause = f"neither this machine nor a folder that all nodes share has {where}"
         raise UsageError(
             f"the files of run {run.name} are not available",
             code="not-found",

@@ -54,8 +54,10 @@ from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import ENGINES, NODE_RECEIVERS, SIF_ENGINES, Launcher, first_few
 from clusterctl.spec.program import Language, is_job_file, language_of
 from clusterctl.spec.sbatch import SINGLETON
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
+from clusterctl.state.run_names import full_name
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result, call_on_hosts
 from clusterctl.util.progress import SILENT, LineReporter
@@ -99,16 +101,31 @@ class Submission:
         jobs: Iterable[JobSpec],
         model: ChosenModel | None = None,
         replay: Replay | None = None,
+        *,
+        chosen: ChosenCluster | None = None,
     ) -> Submission:
-        """Return the submission of jobs. Their scripts are read here, and only here.
+        """Return the submission of jobs. Their scripts are read, and the runs that they use are
+        looked up, here and only here.
 
-        Raises UsageError: a script can't be read.
+        chosen: the cluster that the user has chosen, for runs that are named by a number. Default:
+            none.
+
+        Raises UsageError: a script can't be read, or no run has the name.
         """
-        return cls([Request.read(job) for job in jobs], model, replay)
+        chosen = chosen or ChosenCluster()
+        if model is not None:
+            model = replace(model, run=full_name(model.run, chosen))
+        return cls([Request.read(_with_full_name(job, chosen)) for job in jobs], model, replay)
 
     @property
     def jobs(self) -> tuple[JobSpec, ...]:
         return tuple(request.job for request in self.requests)
+
+
+def _with_full_name(job: JobSpec, chosen: ChosenCluster) -> JobSpec:
+    if job.from_run is None:
+        return job
+    return job.model_copy(update={"from_run": full_name(job.from_run, chosen)})
 
 
 def read_jobs(
@@ -275,13 +292,13 @@ class Preparer:
         jobs = submission.jobs
         if session is not None:
             jobs = tuple(_with_open_dependencies(session, job) for job in jobs)
-        given, model = with_model(jobs, submission.model, ledger, session)
+        given, model = with_model(jobs, submission.model, ledger.cluster, session)
         if submission.replay is None:
             given = [self._with_packages(job, site.inventory) for job in given]
         pairs = zip(submission.requests, given, strict=True)
         requests = self._completed(site, [one.of(job) for one, job in pairs], ledger, session)
         jobs = tuple(request.job for request in requests)
-        reject_invalid_arguments(jobs, submission.model, ledger)
+        reject_invalid_arguments(jobs, submission.model, completed=True)
         # All jobs are checked before packages are resolved or a job is sent.
         raise_together(fault for request in requests for fault in site.faults(request))
         scripts = [site.render(request) for request in requests]
@@ -326,7 +343,7 @@ class Preparer:
         """Return the requests with the files of earlier runs, and with the defaults of the site.
         Note surprising defaults for the user.
         """
-        continued = [with_from_run(request.job, ledger, session) for request in requests]
+        continued = [with_from_run(request.job, ledger.cluster, session) for request in requests]
         for note in dict.fromkeys(note for _, note in continued if note):
             self.note(note)
         jobs = [job for job, _ in continued]

@@ -22,7 +22,7 @@ from clusterctl.spec.names import did_you_mean, first_few
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import (
     RUN_FILE,
-    Ledger,
+    RUNS,
     ledgers,
     readable_runs,
     run_folders,
@@ -474,19 +474,18 @@ def reject_unknown_keys(
         )
 
 
-def named_run(name: str, ledger: Ledger | None = None) -> Row:
+def named_run(name: str, chosen: ChosenCluster | None = None, *, certain: bool = False) -> Row:
     """Return the collected run or array task with this name.
 
     name: the path of the run's folder, the folder's name, or the job id: ``12``, ``demo/12``,
         ``12_3``.
-    ledger: the jobs of the cluster that an id refers to. Default: of the cluster that a command
-        without --cluster chooses.
+    chosen, certain: as for ``find_run``.
 
     Raises:
         UsageError: no collected run has the name, or it is not clear which run the name means.
         CollectError: the run.json can't be read.
     """
-    named = find_run(name, ledger or ChosenCluster().ledger_for(name))
+    named = find_run(name, chosen, certain=certain)
     if named.run_folder is None:
         raise named.not_collected()
     named.reject_other_folder()
@@ -494,7 +493,7 @@ def named_run(name: str, ledger: Ledger | None = None) -> Row:
     return _task_of(run, named.task) if named.task else Row(run)
 
 
-def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
+def named_rows(name: str, chosen: ChosenCluster | None = None) -> list[Row]:
     """Return the collected runs of the scaling with this name, the oldest first; or the run with
     this name.
 
@@ -514,7 +513,20 @@ def named_rows(name: str, ledger: Ledger | None = None) -> list[Row]:
                 about="collected-run",
                 fix="`clusterctl collect` copies the runs of the jobs that have ended",
             )
-    return [named_run(name, ledger)]
+    return [named_run(name, chosen)]
+
+
+def newest_run() -> Row:
+    """Return the run in ./runs that was submitted last. UsageError: there is none."""
+    runs, _ = find_runs([RUNS] if RUNS.is_dir() else [])
+    if not runs:
+        raise UsageError(
+            "./runs has no run",
+            code="not-found",
+            about="collected-run",
+            fix="`clusterctl collect` copies the runs of the jobs that have ended",
+        )
+    return Row(runs[0])
 
 
 def runs_of_scaling(name: str, folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:

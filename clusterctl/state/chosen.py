@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +29,7 @@ from clusterctl.spec.names import (
     find_spec,
     is_cluster_name,
 )
-from clusterctl.state.ledger import Ledger
 from clusterctl.state.removal import leaving_error
-from clusterctl.state.run_names import cluster_of, is_id
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.confine import reject_read
 from clusterctl.util.progress import SILENT, LineReporter
@@ -60,6 +58,11 @@ class ChosenCluster:
     note: LineReporter = field(default=SILENT.note, repr=False)
 
     @property
+    def is_given(self) -> bool:
+        """Whether the user has named the spec file or the cluster."""
+        return self.file is not None or self.name is not None
+
+    @property
     def spec_file(self) -> Path | None:
         """Path of the spec: ``file``, otherwise ./cluster.yaml; None if that file does not
         exist.
@@ -86,6 +89,13 @@ class ChosenCluster:
             self.note_built_in()
             return Workspace.of(DEFAULT_CLUSTER)
         return _known_workspace(path) or self._workspace_of_file(path)
+
+    def named_cluster(self) -> str | None:
+        """Return the name of the cluster that the user or ./cluster.yaml names. None: neither does.
+
+        Raises the errors of ``workspace``.
+        """
+        return self.workspace().root.name if self.is_given or self.spec_file else None
 
     def note_built_in(self) -> None:
         """Note that the built-in local cluster is used. UsageError: a spec here has a similar
@@ -152,38 +162,6 @@ class ChosenCluster:
         ):
             return []
         return clusters
-
-    def of_jobs(self, names: Iterable[str]) -> ChosenCluster:
-        """Return the choice for a command about jobs or runs with these names.
-
-        ``CLUSTER/ID`` and a run's folder tell their cluster, which overrides ./cluster.yaml. The
-        options --cluster and -f override both.
-
-        Raises UsageError: nothing has the name, or the jobs are of several clusters.
-        """
-        if self.file is not None or self.name is not None:
-            return self
-        named = {cluster_of(name): name for name in names}
-        if len(named) > 1:
-            raise UsageError(
-                "these jobs are of several clusters",
-                code="ambiguous",
-                about="jobs",
-                why=", ".join(
-                    f"{name} is of {cluster or 'the chosen cluster'}"
-                    for cluster, name in named.items()
-                ),
-                fix="run the command for each cluster",
-            )
-        return replace(self, name=next(iter(named), None))
-
-    def ledger_for(self, *names: str) -> Ledger | None:
-        """Return the jobs of the chosen cluster, for ``find_run``. None: no name is a job id alone, so
-        that no cluster has to be chosen.
-
-        Raises the errors of ``workspace``.
-        """
-        return Ledger(self.workspace().jobs) if any(map(is_id, names)) else None
 
     def _workspace_of_file(self, path: Path) -> Workspace:
         # Importing the spec models takes longer than everything else that most verbs do.

@@ -1,28 +1,33 @@
-"""The job or run that a name means: ``ID`` is a job of the chosen cluster, ``CLUSTER/ID`` a job of
-another; every other name is the path of a run's folder, or the name of a folder in the folders of
-runs.
+"""The job or run that a name means. ``CLUSTER/ID`` is a job of that cluster. A number alone is a job
+or run of this project, otherwise of the chosen cluster. Every other name is the path of a run's
+folder, or the name of a folder in the folders of runs.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.names import did_you_mean, first_few
+from clusterctl.spec.names import did_you_mean, first_few, is_cluster_name
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import (
+    RUNS,
     JobEntry,
     Ledger,
+    is_of_project,
+    ledgers,
     may_be_run,
     read_record,
     readable_runs,
     runs_folders,
     token_of_run,
 )
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.confine import reject_read
 
 # `cancel` also takes several tasks, 12_[1-3], and as squeue writes them, 12_[1-3%2].
@@ -45,8 +50,7 @@ class NamedRun:
     run_folder: the run's folder on this machine, or another folder that the user named. None: not
         collected.
     token: identifies the run's job. "" if the folder is not a run's, or no run is on this machine.
-    entry: the job in the ledger of the chosen cluster. None: the job was not submitted from here to
-        this cluster.
+    entry: the job in the ledger of its cluster. None: the job was not submitted from here.
     job_id: the job's id, if the user named an id. task: the array task's number. Empty: the whole
         run.
     cluster: the name of the run's cluster. "" if it is unknown.
@@ -66,12 +70,11 @@ class NamedRun:
         folder = self.run_folder and self.run_folder.joinpath(*self._below)
         return folder if folder and folder.is_dir() else None
 
-    @property
-    def remote(self) -> str | None:
-        """The folder on the cluster with the program's files of the run, or of the task; None if
-        unknown.
+    def remote_on(self, cluster: str) -> str | None:
+        """Return the folder on this cluster with the program's files of the run, or of the task;
+        None if it is unknown, or the run is of another cluster.
         """
-        folder = self.entry.program_dir if self.entry else ""
+        folder = self.entry.program_dir if self.entry and cluster == self.cluster else ""
         return self.below(folder) if folder else None
 
     def below(self, folder: str) -> str:
@@ -89,6 +92,11 @@ class NamedRun:
         """The name with the cluster, if the user named an id: ``CLUSTER/ID``."""
         number = f"{self.job_id}_{self.task}" if self.task else self.job_id
         return f"{self.cluster}/{number}" if number else self.name
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this machine knows the job: it was submitted from here, or collected."""
+        return self.entry is not None or self.run_folder is not None
 
     def reject_other_folder(self) -> None:
         """Raise UsageError if the user named a folder that is not a collected run."""
@@ -114,52 +122,246 @@ class NamedRun:
         )
 
 
-def is_id(name: str) -> bool:
-    """Return whether a name is a job id alone, which is a job of the chosen cluster."""
+def is_number(name: str) -> bool:
+    """Return whether a name is a job id without its cluster."""
     match = _JOB.fullmatch(name)
     return match is not None and not match["cluster"]
 
 
-def cluster_of(name: str) -> str | None:
-    """Return the cluster in a name, ``CLUSTER/ID``, or of a run's folder.
+def full_name(name: str, chosen: ChosenCluster) -> str:
+    """Return ``CLUSTER/ID`` for a job id; every other name unchanged.
 
-    None: the name is an id alone, or no run's.
+    Raises the errors of ``find_run``.
     """
+    return find_run(name, chosen).full_name if is_number(name) else name
+
+
+def cluster_of_jobs(
+    names: Iterable[str], chosen: ChosenCluster, *, certain: bool = False
+) -> ChosenCluster:
+    """Return the choice for a command about the jobs or runs with these names.
+
+    The options --cluster and -f override what a run's folder says. A number that is of no job of
+    this project is of the cluster that a command without a name would use.
+
+    certain: for commands that end jobs: raise UsageError if several clusters are known, and neither
+        the name, this project nor a spec says which of them is meant.
+
+    Raises UsageError: nothing has the name, several jobs have it, or the jobs are of several
+    clusters.
+    """
+    if chosen.is_given:
+        return chosen
+    named = {_cluster_of(name, chosen, certain=certain): name for name in names}
+    if len(named) > 1:
+        raise UsageError(
+            "these jobs are of several clusters",
+            code="ambiguous",
+            about="jobs",
+            why=", ".join(
+                f"{name} is of {cluster or 'the chosen cluster'}" for cluster, name in named.items()
+            ),
+            fix="run the command for each cluster",
+        )
+    return replace(chosen, name=next(iter(named), None))
+
+
+def _cluster_of(name: str, chosen: ChosenCluster, *, certain: bool) -> str | None:
+    """Return the name of a job's cluster. None: the cluster that a command without a name uses."""
     match = _JOB.fullmatch(name)
-    if match:
+    if match is None:
+        return _run_at(name).cluster or None
+    if match["cluster"]:
         return match["cluster"]
-    run = _run_at(name)
-    return run.cluster or None
+    run = _by_number(name, match, chosen)
+    if not certain or chosen.spec_file is not None:
+        return run.cluster if run else None
+    if run is None and len(ledgers()) > 1:
+        raise _unchosen(name, match)
+    if run is not None and _entry_of(run.cluster, run.job_id) != run.entry:
+        # The run is of this project, but the cluster's numbers have begun again since.
+        raise _unchosen(name, match)
+    return run.cluster if run else None
 
 
-def find_run(name: str, ledger: Ledger | None) -> NamedRun:
-    """Return the run that a name means: a run on this machine, or a job of the chosen cluster.
+def find_run(name: str, chosen: ChosenCluster | None = None, *, certain: bool = False) -> NamedRun:
+    """Return the run that a name means: a run on this machine, or a job of a cluster.
 
     A job that is unknown here is returned too, because the job may come from another machine.
 
     name: the path of a run's folder, the folder's name, or a job id, ``[CLUSTER/]ID``; ``12_3`` is
         a task. Any other folder is returned as well, such as a model's.
-    ledger: the jobs of the chosen cluster. None: no cluster is chosen, and ``is_id(name)`` is
-        false.
+    chosen: the cluster that the user has chosen. Default: none.
+    certain: for commands that remove runs: raise UsageError for a number that is of no job of this
+        project, unless the user has named the cluster.
 
-    Raises UsageError: nothing has the name, several runs have it, or the run of another cluster is
-    not on this machine.
+    Raises UsageError: nothing has the name, several jobs or runs have it, it is a number that is of
+    no job of this project and no cluster is chosen, or the user has named another cluster.
     """
+    chosen = chosen or ChosenCluster()
     match = _JOB.fullmatch(name)
+    run: NamedRun | None
     if match is None or match["id"].endswith("]"):
-        return _run_at(name, ledger)
-    chosen = ledger.cluster if ledger else ""
-    cluster = match["cluster"] or chosen
-    entry = ledger.find(match["job"]) if ledger and cluster == chosen else None
-    runs = _runs_of_job(cluster, match["job"])
-    # Slurm may have begun its numbers again.
-    token = entry.token if entry else _only(name, runs)
-    folder = runs.get(token)
-    task = match["task"] or ""
-    run = NamedRun(name, folder, token if folder else "", entry, match["job"], task, cluster)
-    if folder is None and chosen not in {"", cluster}:
-        raise run.not_collected()
+        run = _run_at(name)
+    elif match["cluster"]:
+        run = _of_cluster(name, match["cluster"], match)
+    else:
+        run = _by_number(name, match, chosen, certain=certain)
+        if run is None:
+            raise _unchosen(name, match)
+    if chosen.is_given and run.cluster not in {"", cluster := chosen.workspace().root.name}:
+        raise _of_other_cluster(name, cluster)
     return run
+
+
+def newest_job(chosen: ChosenCluster) -> NamedRun:
+    """Return the job that was submitted last: from this project, or else to the cluster that the
+    user has named.
+
+    Raises UsageError: there is no such job.
+    """
+    here = Path.cwd()
+    known = [Ledger(chosen.workspace().jobs)] if chosen.is_given else ledgers()
+    jobs = [(job, ledger.cluster) for ledger in known for job in ledger.entries() if job.job_id]
+    of_project = [pair for pair in jobs if pair[0].folder and is_of_project(pair[0].folder, here)]
+    candidates = of_project or (jobs if chosen.is_given else [])
+    if not candidates:
+        raise UsageError(
+            "no job was submitted from this folder",
+            code="not-found",
+            about="job",
+            fix="name a job: `clusterctl jobs` lists them",
+        )
+    entry, cluster = max(candidates, key=lambda pair: pair[0].submitted_at)
+    folder = Path(entry.run_dir) if entry.run_dir else None
+    token = entry.token if folder else ""
+    job_id = entry.job_id or ""
+    return NamedRun(f"{cluster}/{job_id}", folder, token, entry, job_id, cluster=cluster)
+
+
+def _by_number(
+    name: str, match: re.Match[str], chosen: ChosenCluster, *, certain: bool = False
+) -> NamedRun | None:
+    """Return the job that a number means: of this project, otherwise of the chosen cluster.
+
+    None: this project has no such job, and the user has chosen no cluster; with ``certain``, also
+    if only ./cluster.yaml has chosen it.
+
+    Raises UsageError: several clusters have such a job.
+    """
+    if chosen.is_given:
+        return _of_cluster(name, chosen.workspace().root.name, match)
+    found = {run.cluster: run for run in _of_project(name, match)}
+    if certain and not found:
+        return None
+    if chosen.spec_file is not None:
+        run = _of_cluster(name, chosen.workspace().root.name, match)
+        if run.is_known or not found:
+            found.setdefault(run.cluster, run)
+    if len(found) > 1:
+        raise _ambiguous(name, found.values())
+    return next(iter(found.values()), None)
+
+
+def _of_cluster(name: str, cluster: str, match: re.Match[str]) -> NamedRun:
+    """Return the job of this cluster with this id, which may be unknown here."""
+    if entry := _entry_of(cluster, match["job"]):
+        return _submitted(name, cluster, match, entry)
+    runs = _runs_of_job(runs_folders(), match["job"]).get(cluster, {})
+    return _collected(name, cluster, match, runs)
+
+
+def _of_project(name: str, match: re.Match[str]) -> Iterator[NamedRun]:
+    """Yield the jobs with this id that were submitted from this project, or whose run is in ./runs:
+    one for each cluster.
+    """
+    here = Path.cwd()
+    clusters = set()
+    for ledger in ledgers():
+        entry = ledger.find(match["job"])
+        if entry is not None and entry.folder and is_of_project(entry.folder, here):
+            clusters.add(ledger.cluster)
+            yield _submitted(name, ledger.cluster, match, entry)
+    for cluster, runs in _runs_of_job([RUNS.absolute()], match["job"]).items():
+        if cluster in clusters:
+            continue
+        entry = _entry_of(cluster, match["job"])
+        if entry is not None and entry.token in runs:
+            yield _submitted(name, cluster, match, entry)
+        else:
+            yield _collected(name, cluster, match, runs)
+
+
+def _submitted(name: str, cluster: str, match: re.Match[str], entry: JobEntry) -> NamedRun:
+    """Return a job of the ledger of a cluster. Slurm may have begun its numbers again since another
+    run had this id.
+    """
+    folder = Path(entry.run_dir) if entry.run_dir else None
+    if folder is None or token_of_run(folder) != entry.token:
+        # The user has moved the run, or another state folder has collected it.
+        folders = runs_folders() if folder else [RUNS.absolute()]
+        folder = _runs_of_job(folders, match["job"]).get(cluster, {}).get(entry.token)
+    token = entry.token if folder else ""
+    return NamedRun(name, folder, token, entry, match["job"], match["task"] or "", cluster)
+
+
+def _collected(name: str, cluster: str, match: re.Match[str], runs: Mapping[str, Path]) -> NamedRun:
+    """Return the run of a job that the ledger does not have. runs: token -> folder.
+
+    Raises UsageError: several runs have this id.
+    """
+    token = _only(name, runs)
+    entry = next((e for e in _entries(cluster) if token and e.token == token), None)
+    task = match["task"] or ""
+    return NamedRun(name, runs.get(token), token, entry, match["job"], task, cluster)
+
+
+def _entries(cluster: str) -> tuple[JobEntry, ...]:
+    """Return the jobs that were submitted from here to this cluster."""
+    # The record of a run may have any name.
+    return Ledger(Workspace.of(cluster).jobs).entries() if is_cluster_name(cluster) else ()
+
+
+def _entry_of(cluster: str, job_id: str) -> JobEntry | None:
+    return Ledger(Workspace.of(cluster).jobs).find(job_id) if is_cluster_name(cluster) else None
+
+
+def _ambiguous(name: str, found: Iterable[NamedRun]) -> UsageError:
+    runs = [*found]
+    return UsageError(
+        f"{len(runs)} jobs have the number {name}",
+        code="ambiguous",
+        about="job",
+        why=first_few([_described(run) for run in runs], _MOST_CHOICES),
+        fix=f"name the job with its cluster, such as {runs[0].full_name}",
+    )
+
+
+def _unchosen(name: str, match: re.Match[str]) -> UsageError:
+    """Return the error for a number that is of no job of this project, if no cluster is chosen."""
+    clusters = dict.fromkeys(
+        (
+            *(ledger.cluster for ledger in ledgers() if ledger.find(match["job"])),
+            *_runs_of_job(runs_folders(), match["job"]),
+        )
+    )
+    known = [NamedRun(name, None, "", None, match["job"], match["task"] or "", c) for c in clusters]
+    return UsageError(
+        f"{name} is not the number of a job of this folder",
+        code="ambiguous" if known else "not-found",
+        about="job",
+        why=f"other jobs with this number: {first_few([run.full_name for run in known], _MOST_CHOICES)}"
+        if known
+        else "neither ./runs nor the jobs that were submitted from this folder have it",
+        fix=f"name the job with its cluster: {known[0].full_name if known else f'CLUSTER/{name}'}, or "
+        "the folder of its run",
+    )
+
+
+def _described(run: NamedRun) -> str:
+    if run.run_folder is not None:
+        return f"{run.full_name} ({run.run_folder})"
+    return f"{run.full_name} ({run.entry.name})" if run.entry else run.full_name
 
 
 def job_id_of(name: str, ledger: Ledger) -> str:
@@ -172,13 +374,17 @@ def job_id_of(name: str, ledger: Ledger) -> str:
         return match["id"]
     folder = ""
     if match is None:
-        run = _run_at(name, ledger)
+        run = _run_at(name)
         run.reject_other_folder()
-        if run.entry is not None and run.entry.job_id:
+        if run.entry is not None and run.entry.job_id and run.cluster == ledger.cluster:
             return f"{run.entry.job_id}_{run.task}" if run.task else run.entry.job_id
         folder = str(run.folder or "")
-    raise UsageError(
-        f"{name} is not of a job of cluster {ledger.cluster!r}",
+    raise _of_other_cluster(name, ledger.cluster, folder)
+
+
+def _of_other_cluster(name: str, cluster: str, folder: str = "") -> UsageError:
+    return UsageError(
+        f"{name} is not of a job of cluster {cluster!r}",
         code="not-found",
         about="run-of-cluster",
         where=folder,
@@ -186,11 +392,8 @@ def job_id_of(name: str, ledger: Ledger) -> str:
     )
 
 
-def _run_at(name: str, ledger: Ledger | None = None) -> NamedRun:
-    """Return the run, or the task of a run, whose folder has this path or name; or another folder.
-
-    ledger: as in ``find_run``.
-    """
+def _run_at(name: str) -> NamedRun:
+    """Return the run, or the task of a run, whose folder has this path or name; or another folder."""
     folders = runs_folders()
     paths = _paths_of(name, folders)
     runs: dict[str, Path] = {}
@@ -205,9 +408,7 @@ def _run_at(name: str, ledger: Ledger | None = None) -> NamedRun:
     token = _only(name, runs)
     folder, task = _whole(runs[token])
     cluster = str(read_record(folder).get("cluster"))
-    entry = None
-    if ledger is not None and cluster == ledger.cluster:
-        entry = next((entry for entry in ledger.entries() if entry.token == token), None)
+    entry = next((entry for entry in _entries(cluster) if entry.token == token), None)
     return NamedRun(name, folder, token, entry, task=task, cluster=cluster)
 
 
@@ -236,18 +437,19 @@ def _whole(path: Path) -> tuple[Path, str]:
     return (path.parent, task[1]) if task and token_of_run(path.parent) else (path, "")
 
 
-def _runs_of_job(cluster: str, job_id: str) -> dict[str, Path]:
-    """Return token -> folder of the runs on this machine of a cluster's jobs with this id."""
+def _runs_of_job(folders: Iterable[Path], job_id: str) -> dict[str, dict[str, Path]]:
+    """Return cluster -> token -> folder of the runs in these folders of jobs with this id."""
     mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
-    runs: dict[str, Path] = {}
-    for path in readable_runs(runs_folders()):
+    runs: dict[str, dict[str, Path]] = {}
+    for path in readable_runs(folders):
         record = read_record(path, mentions_id)
-        if (record.get("job_id"), record.get("cluster")) == (job_id, cluster):
-            runs.setdefault(str(record.get("token")), path)
+        if record.get("job_id") == job_id:
+            of_cluster = runs.setdefault(str(record.get("cluster")), {})
+            of_cluster.setdefault(str(record.get("token")), path)
     return runs
 
 
-def _only(name: str, runs: dict[str, Path]) -> str:
+def _only(name: str, runs: Mapping[str, Path]) -> str:
     """Return the token of the only run; "" if there is no run. UsageError: there are several."""
     if len(runs) > 1:
         raise UsageError(

@@ -38,7 +38,7 @@ SLIPS = {
     "cancel 12_": ("not-found/run", "'12_'", "12_[1-3]"),
     "cancel _3": ("not-found/run", "'_3'", "12_3"),
     "logs latest": ("not-found/run", "'latest'", "CLUSTER/12"),
-    "logs": (BAD, "ID", "`clusterctl logs --help`"),
+    "wait": (BAD, "ID", "`clusterctl wait --help`"),
     "tail 'a b'": (BAD, "'tail'", "`clusterctl logs -f`"),
     "drain demo-1": (BAD, "'drain'", "`clusterctl node drain`"),
     "runs compare 1 2": (BAD, "'compare'", "`clusterctl runs diff`"),

@@ -161,7 +161,7 @@ def test_local_commands_refuse_unusable_runs_with_one_error(cli: Clusterctl, run
             "nowhere.csv cannot be",
         ),
         (("predict", "--run", "demo-2-trian", "--", "x"), "not-found/run", "mean demo-2-train?"),
-        (("predict", "--run", "7", "--", "x"), "not-found/collected-run", "7"),
+        (("predict", "--run", "7", "--", "x"), "not-found/job", "7"),
         (("predict", "--run", run, "--time", "5m", "--", "x"), "options-exclusive", "--time"),
         (("predict",), "option-invalid/option-missing", "--local"),
         (

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.load import read_name
 from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.run_names import find_run
 from tests.support.messages import codes, condition, shows
 from tests.support.processes import holding_lock
 from tests.support.verbs import Clusterctl
@@ -89,12 +90,12 @@ def test_wrong_file_option_is_refused_without_a_default(
         ChosenCluster(Path("x"), "y"),
     ):
         with pytest.raises(UsageError):
-            wrong.ledger_for("12")
+            find_run("12", wrong)
     Path("cluster.yaml").write_text("nonsense")
     with pytest.raises(UsageError):
-        ChosenCluster().ledger_for("12")
+        find_run("12")
     # Such a name needs no cluster.
-    assert ChosenCluster().ledger_for("demo/12", "./12", "demo-12-train") is None
+    assert find_run("demo/12").full_name == "demo/12"
 
 
 def not_up(cli: Clusterctl, name: str, *argv: str, code: str = "not-up") -> bool:

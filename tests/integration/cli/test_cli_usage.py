@@ -42,7 +42,7 @@ REFUSED = {
         "options-exclusive",
         "--notify",
     ),
-    "a word too many": (["validate", "extra"], "option-invalid/command-line", "extra"),
+    "a word too many": (["schema", "extra"], "option-invalid/command-line", "extra"),
     "no spec file of that name": (["-f", "missing.yaml", "up"], "not-found/file", "missing.yaml"),
     "usage of all clusters": (["--cluster", "all", "usage"], "options-exclusive", "--cluster all"),
     "no cluster of that name": (["status"], "not-up", "'local'"),

@@ -21,9 +21,10 @@ from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.program import Weights
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.ledger import PROGRAM_FOLDER, note_runs_folder
-from clusterctl.state.run_names import find_run, job_id_of
+from clusterctl.state.run_names import find_run, full_name, job_id_of
 from clusterctl.state.workspace import state_home
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
@@ -36,9 +37,10 @@ PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))
 
 
 @pytest.fixture(autouse=True)
-def local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def local_folder(tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a run of another cluster in ./runs."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(session.workspace.root.parent))
     model(Path("runs/old-1-train"))
     return tmp_path
 
@@ -82,8 +84,9 @@ def chosen(
     run: str, session: Session, weights: Weights = Weights.BEST, *, look: bool = True
 ) -> tuple[list[str], Source | None]:
     """What a job is called with, and what is sent."""
-    model = ChosenModel(run, weights)
-    (job,), sent = with_model([PREDICT], model, session.ledger, session if look else None)
+    cluster = session.ledger.cluster
+    model = ChosenModel(full_name(run, ChosenCluster(name=cluster)), weights)
+    (job,), sent = with_model([PREDICT], model, cluster, session if look else None)
     assert job.args[2:] == ("--weights", weights.value, "a.png")
     assert job.args[0] == "--model-folder"
     return job.args[1], sent
@@ -222,13 +225,13 @@ def test_find_run_of_a_former_cluster(local_folder: Path) -> None:
     (run / "task-2").mkdir()
     saved(local_folder, "my-14-3-train", "3", token="1" * 8)
     for name in ("old/14", "demo-14-train", "runs/demo-14-train", str(run)):
-        assert find_run(name, None).folder == run, name
+        assert find_run(name).folder == run, name
     for name in ("old/14_2", "demo-14-train/task-2"):
-        found = find_run(name, None)
+        found = find_run(name)
         assert (found.folder, found.run_folder) == (run / "task-2", run)
-    assert find_run("old/4", None).folder is None
+    assert find_run("old/4").folder is None
     (local_folder / "exp" / "4").mkdir(parents=True)
-    assert find_run("./exp/4", None).folder == local_folder / "exp" / "4"
+    assert find_run("./exp/4").folder == local_folder / "exp" / "4"
 
 
 def test_find_run_takes_a_job_id_of_the_chosen_cluster(
@@ -281,7 +284,7 @@ def test_local_command_needs_a_collected_run(session: Session, local_folder: Pat
         ("14", "option-invalid/model", "runs/old-14-train"),
     ):
         with rejected(code, UsageError, shown):
-            list(run_on_this_machine(PREDICT, ChosenModel(name, Weights.BEST), session.ledger))
+            list(run_on_this_machine(PREDICT, ChosenModel(name, Weights.BEST)))
 
 
 def test_local_command_names_the_extra_with_its_packages(
@@ -290,4 +293,4 @@ def test_local_command_names_the_extra_with_its_packages(
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     job_id, _ = trained(session, local_folder / "runs" / "demo-1-train")
     with rejected("tool-missing/local", UsageError, "ml_dtypes", "'clusterctl[local]'"):
-        list(run_on_this_machine(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger))
+        list(run_on_this_machine(PREDICT, ChosenModel(job_id, Weights.BEST)))

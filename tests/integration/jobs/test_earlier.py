@@ -17,6 +17,7 @@ from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.names import FROM_RUN
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.ledger import Ledger
 from clusterctl.transport.copies import read_copies
@@ -31,9 +32,10 @@ SHOW = f'cat "${FROM_RUN}/state.txt"'
 
 
 @pytest.fixture(autouse=True)
-def local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def local_folder(tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with an array's run of another cluster in ./runs."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(session.workspace.root.parent))
     run = tmp_path / "runs" / "old-1-sum"
     (run / "task-3").mkdir(parents=True)
     (run / "run.json").write_text(json.dumps(record(901, token=TOKEN)))
@@ -51,7 +53,8 @@ def run_with(session: Session, cluster: PlayedCluster, local_folder: Path) -> Ca
         script = local_folder / "go.sh"
         script.write_text(f"#!/bin/bash\n{SHOW}\n")
         job = job_spec("go.sh", {"folder": False, "from_run": run, **options})
-        prepared = Preparer(lambda _: None).prepare(session, Submission.of([job]))
+        chosen = ChosenCluster(name=session.ledger.cluster)
+        prepared = Preparer(lambda _: None).prepare(session, Submission.of([job], chosen=chosen))
         (done,) = submit_prepared(Submitter(session), prepared)
         cluster.wait_until_ended(done.job_id)
         return "".join(
@@ -67,12 +70,15 @@ def test_from_run_of_a_job_is_its_folder(session, cluster, local_folder, run_wit
 
 
 def test_from_run_of_a_job_submitted_on_another_machine_is_found_by_slurm(
-    session, cluster, local_folder
+    session, cluster, local_folder, monkeypatch
 ):
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
-    other_machine = replace(session, ledger=Ledger(local_folder / "other" / "jobs.jsonl"))
-    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
-    folder = with_from_run(job, other_machine.ledger, other_machine)[0].env[FROM_RUN]
+    state = local_folder / "other"
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(state))
+    ledger = Ledger(state / session.ledger.cluster / "jobs.jsonl")
+    other_machine = replace(session, ledger=ledger)
+    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=f"{session.ledger.cluster}/{job_id}")
+    folder = with_from_run(job, other_machine.ledger.cluster, other_machine)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").read_text() == "saved\n"
 
 
@@ -123,9 +129,9 @@ def test_from_run_is_visible_in_a_container(session, local_folder):
 
 
 def test_dry_run_does_not_look_for_a_run_of_another_machine(session):
-    job = job_spec("train", {"from_run": "999"})
+    job = job_spec("train", {"from_run": f"{session.ledger.cluster}/999"})
     with refused("not-found/run-files", UsageError) as found:
-        with_from_run(job, session.ledger, None)
+        with_from_run(job, session.ledger.cluster, None)
     assert found.value.why.startswith("--dry-run")
 
 
@@ -137,9 +143,9 @@ def test_from_run_of_an_uncollected_job_is_refused_without_a_shared_folder(
         nodes={"n1": session.transport},
     )
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
-    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
+    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=f"{session.ledger.cluster}/{job_id}")
     with refused("not-found/run-files", UsageError, f"clusterctl collect workspace/{job_id}"):
-        with_from_run(job, apart.ledger, apart)
+        with_from_run(job, apart.ledger.cluster, apart)
 
 
 def test_from_run_of_a_collected_run_is_sent_to_nodes_without_a_shared_folder(
@@ -150,7 +156,7 @@ def test_from_run_of_a_collected_run_is_sent_to_nodes_without_a_shared_folder(
         nodes={"n1": session.transport},
     )
     job = JobSpec(name="go", script=local_folder / "job.sh", from_run="old-1-sum")
-    folder = with_from_run(job, apart.ledger, apart)[0].env[FROM_RUN]
+    folder = with_from_run(job, apart.ledger.cluster, apart)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").is_file()
 
 
@@ -183,4 +189,4 @@ def test_from_run_continues_train_from_its_checkpoints(session):
     own = job.model_copy(update={"args": ("--resume", "never")})
     assert with_restarts(session.site, own).args == ("--resume", "never")
     with refused("option-invalid/from-run", ClusterctlError, "--run RUN"):
-        with_from_run(job_spec("bench", {"from_run": "old-1-sum"}), session.ledger, None)
+        with_from_run(job_spec("bench", {"from_run": "old-1-sum"}), session.ledger.cluster, None)

@@ -246,6 +246,8 @@ def test_run_is_that_of_the_last_job_with_its_id(out: Path) -> None:
         named_run("2")
     add_job("demo", "2", token="f" * 8)
     assert named_run("2").run.name == "again"
+    Path("cluster.yaml").unlink()
+    assert named_run("2").run.name == "again"
 
 
 def test_similar_name_is_suggested_and_no_dangling_link(out: Path) -> None:
@@ -322,39 +324,20 @@ def test_job_id_is_of_the_chosen_cluster_and_no_other(out: Path) -> None:
     assert named_run("1").run.cluster == "demo"
     with refused("option-invalid/sweep", UsageError, "demo-1-train"):
         list_runs(sweep="1")
-    other = ChosenCluster(name="other").ledger_for("1")
+    other = ChosenCluster(name="other")
     for name in ("1", "2"):
         with refused("not-found/collected-run", UsageError, f"clusterctl collect other/{name}"):
             named_run(name, other)
-    assert named_run("demo/2", other).run.job_id == "2"
+    with refused("not-found/run-of-cluster", UsageError):
+        named_run("demo/2", other)
 
 
-def test_folder_is_found_without_a_chosen_cluster(out: Path) -> None:
+def test_run_is_found_without_a_chosen_cluster(out: Path) -> None:
     for cluster in ("demo", "other"):
         add_job(cluster, "1")
     Path("cluster.yaml").unlink()
-    assert named_run("demo-2-train").run.job_id == "2"
-    assert named_run("demo/2").run.job_id == "2"
-    for find in (lambda: named_run("2"), lambda: list_runs(sweep="2")):
-        with refused("not-found/cluster-name", UsageError):
-            find()
-
-
-def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
-    made_run(out, 8, cluster="other", token="a" * 8)
-    unchosen = ChosenCluster()
-    for names, cluster in (
-        (["other/5"], "other"),
-        (["other/5_[1-3]", "other/6"], "other"),
-        (["demo-8-train"], "other"),
-        (["6_1", "6_[2-3]"], None),
-        ([], None),
-    ):
-        assert unchosen.of_jobs(names).name == cluster, names
-    for names in (["7", "other/5"], ["other/5", "demo/7"], ["7", "demo-2-train"]):
-        with refused("ambiguous/jobs", UsageError, f"{names[0]} is of"):
-            unchosen.of_jobs(names)
-    assert ChosenCluster(name="demo").of_jobs(["other/5"]).name == "demo"
+    for name in ("demo-2-train", "demo/2", "2"):
+        assert named_run(name).run.job_id == "2"
 
 
 def test_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
