@@ -12,7 +12,7 @@ from clusterctl.cli.phases import NoWait
 from clusterctl.cluster.attach import attach as attach_and_prove
 from clusterctl.cluster.detach import DetachOptions
 from clusterctl.cluster.detach import detach as remove_from_site
-from clusterctl.errors import Failure
+from clusterctl.errors import Failure, excluded
 from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.sites.advice import ANOTHER_FOLDER
@@ -81,6 +81,8 @@ def attach(
         login = provider.attached_place().login
         name = name or spec.name
     else:
+        if screen.file is not None or screen.cluster is not None:
+            raise excluded("LOGIN", "-f or --cluster, which attach a known cluster again")
         provider = provider_of(settings_of_login(login))
     request = AttachRequest(
         login=login,

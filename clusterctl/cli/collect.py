@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.errors import Notice, printable
+from clusterctl.errors import Notice, excluded, printable
 from clusterctl.runs.collect import (
     collect_runs,
     collected_before,
@@ -110,6 +110,8 @@ def collect(
     folder.
     """
     everything = bool(given.get("everything"))
+    if everywhere and ids:
+        raise excluded("--everywhere", "job IDs")
     everywhere = (everywhere or everything) and not ids
     selection = selection_of(**given)
     trackers = chosen_trackers(sync or [])

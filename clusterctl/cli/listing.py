@@ -10,7 +10,7 @@ from typing import Annotated
 
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, Notice, UsageError
+from clusterctl.errors import ClusterctlError, Notice, UsageError, unaccompanied
 from clusterctl.providers.base import Prompts
 from clusterctl.providers.registry import provider_of
 from clusterctl.providers.templates import KeptImage
@@ -144,7 +144,11 @@ def cache_prune(
     that cloud project may still need the images.
     """
     kept: Sequence[KeptImage] = ()
-    if images:
+    if not images:
+        for flag_name, value in (("-f", screen.file), ("--cluster", screen.cluster)):
+            if value is not None:
+                raise unaccompanied(flag_name, "--images")
+    else:
         provider = spec_of(screen.chosen()).provider
         if not provider.is_cloud:
             raise UsageError(
@@ -165,8 +169,9 @@ def cache_list(screen: Screen) -> None:
     """
     kept: Sequence[KeptImage] = ()
     if screen.cluster is not None or screen.chosen().spec_file is not None:
+        provider = spec_of(screen.chosen()).provider
         try:
-            kept = provider_of(spec_of(screen.chosen()).provider).kept_images()
+            kept = provider_of(provider).kept_images()
         except ClusterctlError as exc:
             # The local cache needs neither a spec nor a login.
             unlisted = f"the images of the cloud project can't be listed: {exc.cause}"

@@ -38,7 +38,8 @@ class LazyVerb(TyperCommand):
 
     def load(self) -> click.Command:
         """Import the command's function. Return the command with its parameters and full help."""
-        return command(str(self.name), VERBS[self._words].load())
+        verb = VERBS[self._words]
+        return command(str(self.name), verb.load(), verb.without)
 
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
@@ -29,6 +29,7 @@ from clusterctl.errors import (
     ClusterctlError,
     Failure,
     MachineError,
+    UsageError,
     foreign_package_error,
     printable,
 )
@@ -286,11 +287,12 @@ def given_flags(flags: Iterable[str], arguments: Mapping[str, Any]) -> dict[str,
     }
 
 
-def command(name: str, function: VerbFunction) -> HelpCommand:
+def command(name: str, function: VerbFunction, without: Collection[str] = ()) -> HelpCommand:
     """Turn ``function(screen, ...)`` into a command that also has the options in ``COMMON``.
 
     The function returns the exit code; ``None`` is 0. An option of the function replaces the option
-    with the same name in ``COMMON``. The traceback of an unexpected error is written to the state
+    with the same name in ``COMMON``. without: the names of those in ``COMMON`` that it can't use.
+    The traceback of an unexpected error is written to the state
     folder.
     """
     flags = getattr(function, "flags", {})
@@ -300,20 +302,27 @@ def command(name: str, function: VerbFunction) -> HelpCommand:
         for parameter in own
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name not in flags
     }
-    common = {name: kind for name, kind in COMMON.items() if name not in declared}
+    common = {
+        name: kind for name, kind in COMMON.items() if name not in declared and name not in without
+    }
     declared |= {name: (kind, None) for name, kind in {**flags, **common}.items()}
     params = [parameter_of(name, *each) for name, each in declared.items()]
     return HelpCommand(
         name,
         params=with_whole_help(params),
-        callback=click.pass_context(functools.partial(_call, function, flags)),
+        callback=click.pass_context(functools.partial(_call, function, flags, without)),
         help=inspect.getdoc(function),
         rich_markup_mode=None,
     )
 
 
 def _call(
-    function: VerbFunction, flags: Mapping[str, Any], ctx: click.Context, /, **arguments: Any
+    function: VerbFunction,
+    flags: Mapping[str, Any],
+    without: Collection[str],
+    ctx: click.Context,
+    /,
+    **arguments: Any,
 ) -> int:
     """Call a command's function, show how it ends, and return the exit code."""
     common = {name: arguments.pop(name, None) for name in COMMON}
@@ -326,9 +335,22 @@ def _call(
     given = given_flags(flags, arguments)
     arguments = {name: arguments[name] for name in arguments if name not in flags} | given
     try:
+        _reject_unused(without, ctx)
         return function(screen, **arguments) or 0
     except (Exception, *ENDINGS) as exc:
         return end_of(exc, screen)
+
+
+def _reject_unused(without: Iterable[str], ctx: click.Context) -> None:
+    """Raise UsageError for an option before the command that the command can't use."""
+    for name in (name for name in without if ctx.obj[name] is not None):
+        *_, flag_name = get_args(COMMON[name])[1].names
+        raise UsageError(
+            f"`{ctx.command_path}` can't use {flag_name}",
+            about="option-unused",
+            why="it is about no single cluster",
+            fix=f"leave out {flag_name}",
+        )
 
 
 def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:

@@ -48,8 +48,9 @@ def init(
     if examples and agent:
         raise excluded("--examples", "--agent")
     if examples or agent:
-        if name is not None:
-            raise excluded("--examples" if examples else "--agent", "--name")
+        for flag_name, value in (("--name", name), ("-f", screen.file)):
+            if value is not None:
+                raise excluded("--examples" if examples else "--agent", flag_name)
         write = _write_examples if examples else _write_skill
         write(screen, force=force)
         return

@@ -57,6 +57,7 @@ class Verb:
     """A command. function: MODULE:FUNCTION in clusterctl.cli. summary: first sentence of its help.
 
     panel: None for a command of a group.
+    without: the options of other commands that it can't use, by their names in ``COMMON``.
     extra: modules of an optional dependency that it needs.
     """
 
@@ -66,6 +67,7 @@ class Verb:
     panel: Panel | None = None
     _: KW_ONLY
     names_cluster: bool = True
+    without: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
 
     @property
@@ -91,6 +93,9 @@ class Verb:
         return function
 
 
+# Of a command that is about no single cluster.
+_NO_CLUSTER: Final = ("file", "cluster")
+
 GROUPS: Final[Mapping[str, VerbGroup]] = {
     "image": VerbGroup("Build the image that new nodes start from.", Panel.MORE),
     "cache": VerbGroup("List or prune the cached images of nodes.", Panel.MORE),
@@ -114,6 +119,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.CHANGES,
         Panel.SET_UP,
         names_cluster=False,
+        without=("cluster",),
     ),
     "validate": Verb(
         "spec:validate",
@@ -323,6 +329,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.READS,
         Panel.MORE,
         names_cluster=False,
+        without=_NO_CLUSTER,
     ),
     "schema": Verb(
         "spec:schema",
@@ -330,6 +337,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.READS,
         Panel.MORE,
         names_cluster=False,
+        without=_NO_CLUSTER,
     ),
     "storage list": Verb(
         "storage:storage_list",
@@ -384,12 +392,14 @@ VERBS: Final[Mapping[str, Verb]] = {
         "Show the limits of agents, and the node hours that their jobs of the last 24 hours can use.",
         Effect.READS,
         names_cluster=False,
+        without=_NO_CLUSTER,
     ),
     "agent log": Verb(
         "agent:log",
         "Show every call of agents, the last at the end.",
         Effect.READS,
         names_cluster=False,
+        without=_NO_CLUSTER,
     ),
     "mcp": Verb(
         "mcp_server:mcp",
@@ -398,6 +408,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Panel.MORE,
         extra=("mcp", "mcp_types", "anyio"),
         names_cluster=False,
+        without=_NO_CLUSTER,
     ),
     "manual": Verb(
         "manual:manual",
@@ -405,6 +416,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.READS,
         Panel.MORE,
         names_cluster=False,
+        without=_NO_CLUSTER,
     ),
     "completion": Verb(
         "completion:completion",
@@ -412,5 +424,6 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.READS,
         Panel.MORE,
         names_cluster=False,
+        without=_NO_CLUSTER,
     ),
 }

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.names import did_you_mean, first_few, is_cluster_name
-from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.chosen import ChosenCluster, unknown_cluster
 from clusterctl.state.ledger import (
     RUNS,
     JobEntry,
@@ -221,7 +221,12 @@ def newest_job(chosen: ChosenCluster) -> NamedRun:
     Raises UsageError: there is no such job.
     """
     here = Path.cwd()
-    known = [Ledger(chosen.workspace().jobs)] if chosen.is_given else ledgers()
+    known: Sequence[Ledger] = ledgers()
+    if chosen.is_given:
+        workspace = chosen.workspace()
+        if not workspace.root.is_dir():
+            raise unknown_cluster(workspace.root.name)
+        known = [Ledger(workspace.jobs)]
     jobs = [(job, ledger.cluster) for ledger in known for job in ledger.entries() if job.job_id]
     of_project = [pair for pair in jobs if pair[0].folder and is_of_project(pair[0].folder, here)]
     candidates = of_project or (jobs if chosen.is_given else [])

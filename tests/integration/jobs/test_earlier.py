@@ -77,7 +77,9 @@ def test_from_run_of_a_job_submitted_on_another_machine_is_found_by_slurm(
     monkeypatch.setenv("CLUSTERCTL_HOME", str(state))
     ledger = Ledger(state / session.ledger.cluster / "jobs.jsonl")
     other_machine = replace(session, ledger=ledger)
-    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=f"{session.ledger.cluster}/{job_id}")
+    job = JobSpec(
+        name="go", script=local_folder / "job.sh", from_run=f"{session.ledger.cluster}/{job_id}"
+    )
     folder = with_from_run(job, other_machine.ledger.cluster, other_machine)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").read_text() == "saved\n"
 
@@ -143,7 +145,9 @@ def test_from_run_of_an_uncollected_job_is_refused_without_a_shared_folder(
         nodes={"n1": session.transport},
     )
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
-    job = JobSpec(name="go", script=local_folder / "job.sh", from_run=f"{session.ledger.cluster}/{job_id}")
+    job = JobSpec(
+        name="go", script=local_folder / "job.sh", from_run=f"{session.ledger.cluster}/{job_id}"
+    )
     with refused("not-found/run-files", UsageError, f"clusterctl collect workspace/{job_id}"):
         with_from_run(job, apart.ledger.cluster, apart)
 
