@@ -61,7 +61,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import reject_foreign, spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.ledger import RUNS
-from clusterctl.state.run_names import cluster_of_jobs, job_id_of
+from clusterctl.state.run_names import cluster_of_jobs, full_name, job_id_of
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, run_captured
 from clusterctl.transport.ssh import Connections
@@ -382,7 +382,7 @@ class Cluster:
         options: those of ``ReplayKeywords``. Default: those of the run.
         """
         reject_unknown(options, ReplayKeywords.__annotations__, "replay has no option")
-        row = run if isinstance(run, Row) else named_run(str(run), self._chosen)
+        row = run if isinstance(run, Row) else named_run(full_name(str(run), self._chosen))
         texts = {
             key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()
         }

@@ -133,10 +133,10 @@ def summary(attached: AttachedCluster, proof: MpiProof, failure: Failure | None)
     elif proof.state == "pending":
         again = " again" if attached.has_launcher else ""
         lines += ["", f"not proven{again} yet: {proof.why}"]
-        lines.append(with_cluster(_LATER, f"--cluster {name}"))
+        lines.append(with_cluster(_LATER, f"--cluster {name}", name))
     minutes = attached.minutes if attached.needs_time else ""
     advice = first_job(attached.proof_nodes, minutes=minutes)
-    lines += [f"cluster {name!r} is attached", with_cluster(advice, f"--cluster {name}")]
+    lines += [f"cluster {name!r} is attached", with_cluster(advice, f"--cluster {name}", name)]
     return lines
 
 
@@ -208,6 +208,6 @@ def proof_failure(attached: AttachedCluster, proof: MpiProof) -> Failure | None:
     else:
         # `sbatch --test-only` has accepted a job with these options in another folder.
         fixes.append(f"if the site refuses jobs in {attached.folder}: {ANOTHER_FOLDER}")
-    fix = with_cluster("; ".join(filter(None, fixes)), f"--cluster {name}")
+    fix = with_cluster("; ".join(filter(None, fixes)), f"--cluster {name}", name)
     code = "slurm-refused" if proof.state == "refused" else "not-ready"
     return Failure(code, proof.why, name, "prove", fix, about="proof")

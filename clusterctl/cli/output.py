@@ -179,7 +179,14 @@ class Screen:
         """Return a text whose commands name the cluster that the user has chosen."""
         if isinstance(text, Quoted) or "`clusterctl " not in text:
             return text
-        return with_cluster(text, cluster_option(self.file, self.cluster))
+        option = cluster_option(self.file, self.cluster)
+        return with_cluster(text, option, self._cluster_name() if option else "")
+
+    def _cluster_name(self) -> str:
+        """Return the name of the cluster that the user has chosen; "" if it can't be read."""
+        with suppress(ClusterctlError):
+            return self.chosen().named_cluster() or ""
+        return ""
 
     def _is_colored(self, stream: TextIO) -> bool:
         return self.color and stream.isatty() and can_draw()

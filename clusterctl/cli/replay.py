@@ -40,6 +40,7 @@ from clusterctl.scheduler.session import Session, open_session, site_of
 from clusterctl.scheduler.sites.site import Site
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.state.inventory import planned_inventory
+from clusterctl.state.run_names import full_name
 from clusterctl.util import formatting
 
 
@@ -70,7 +71,8 @@ def replay(
     Code, packages, options and arguments are the same. The job runs on the selected cluster, which
     may be a different one; differences are shown before anything is sent.
     """
-    row = named_run(run, screen.chosen())
+    # The chosen cluster is where the job will run.
+    row = named_run(full_name(run, screen.chosen()))
     changes = _changes(set_ or [])
     again = select_replay(row, changes, failed=failed, flags=given, code=code)
     if again is None:

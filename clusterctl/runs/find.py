@@ -396,7 +396,7 @@ def failed_tasks(tasks: Iterable[Row]) -> list[Row]:
 
 def repeat_command(run: Row) -> str:
     """Return the command that repeats the failed tasks of an array, as text for a message."""
-    command = f"clusterctl replay --cluster={run.run.cluster} {run.run.job_id} --failed"
+    command = f"clusterctl replay {run.run.full_id} --failed"
     return f"`{command}`; after a change of your code add `--code current`"
 
 

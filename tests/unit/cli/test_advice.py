@@ -26,7 +26,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("run `clusterctl logs 7 -f`", "run `clusterctl logs --cluster b 7 -f`"),
+        ("run `clusterctl logs 7 -f`", "run `clusterctl logs b/7 -f`"),
+        ("`clusterctl wait 7 m8_1 9_[1-3]`", "`clusterctl wait b/7 b/m8_1 b/9_[1-3]`"),
+        ("`clusterctl runs show 7`", "`clusterctl runs show b/7`"),
+        ("`clusterctl cancel ID`", "`clusterctl cancel b/ID`"),
+        ("`clusterctl jobs --all`", "`clusterctl jobs --cluster b --all`"),
+        ("`clusterctl logs demo-7-train`", "`clusterctl logs --cluster b demo-7-train`"),
+        ("`clusterctl runs`", None),
+        ("`clusterctl runs show demo-7-train`", None),
         ("`clusterctl up`, then `clusterctl list`", "`clusterctl up --cluster b`, then `clusterctl list`"),
         ("`clusterctl node drain n1`", "`clusterctl node drain --cluster b n1`"),
         ("`clusterctl ssh n1 -- ls -f x`", "`clusterctl ssh --cluster b n1 -- ls -f x`"),
@@ -34,7 +41,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("`clusterctl attach LOGIN`", None),
         ("'clusterctl down' of ada", None),
         ("`clusterctl down --cluster a`", None),
-        ("`clusterctl replay --cluster=a 7 --failed`", None),
+        ("`clusterctl replay a/7 --failed`", None),
         ("`clusterctl up -f FILE`", None),
         ("`clusterctl storage remove b`", None),
         ("`clusterctl upgrade`", None),
@@ -44,11 +51,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_with_cluster_adds_the_option_to_commands_about_a_cluster(
     text: str, expected: str | None
 ) -> None:
-    assert with_cluster(text, "--cluster b") == (expected or text)
+    assert with_cluster(text, "--cluster b", "b") == (expected or text)
 
 
 def test_with_cluster_without_a_choice_changes_nothing() -> None:
-    assert with_cluster("`clusterctl up`", "") == "`clusterctl up`"
+    assert with_cluster("`clusterctl up`", "", "") == "`clusterctl up`"
 
 
 def test_cluster_option_is_the_users_choice(cluster: str) -> None:
@@ -67,7 +74,7 @@ def test_screen_completes_commands_in_results_notes_and_errors(
     screen.note("`clusterctl jobs`")
     screen.error(error)
     out, err = capsys.readouterr()
-    assert out == "`clusterctl logs --cluster second 7`\n"
+    assert out == "`clusterctl logs second/7`\n"
     assert "`clusterctl jobs --cluster second`" in err
     assert "`clusterctl up --cluster second`" in err
     Screen(json=True, color=False, cluster=cluster).error(error)
