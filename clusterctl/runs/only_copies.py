@@ -210,6 +210,7 @@ class Search:
             "ours": sorted({*SENT_FILES, ENDS_FILE}),
             "left_out": self.left_out,
             "folder": self.site.own_folder,
+            "root": "/",
             **more,
         }
         return [*self.site.as_root, *remote_argv(_PROGRAM, json.dumps(request))]
@@ -241,7 +242,7 @@ class Search:
 
     def _files_there(self, row: Mapping[str, Any], host: str) -> UncopiedFiles:
         top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
-        full = f"{top}/{path}" if path else "more files, which are not listed"
+        full = os.path.join(top, path) if path else "more files, which are not listed"
         shared = self.inventory.shared
         host_shown = "" if top == shared or top.startswith(f"{shared}/") else host
         title = printable(full)
@@ -295,7 +296,12 @@ class Search:
                 )
             folders.append(folder)
             self.known.extend(
-                digest(os.fsencode(host), source + b"/" + entry.path, entry.size, entry.mtime_ns)
+                digest(
+                    os.fsencode(host),
+                    os.path.join(source, entry.path),
+                    entry.size,
+                    entry.mtime_ns,
+                )
                 for entry in entries
                 if entry.kind == ItemKind.FILE and entry.index in arrived
             )
@@ -334,7 +340,8 @@ class Search:
                 return folder
         shared = self.inventory.shared
         below = top.removeprefix(shared).strip("/") if not host else top.strip("/")
-        name = "-".join([host or self.inventory.cluster, *(below or "shared").split("/")])
+        default = "disk" if host else "shared"
+        name = "-".join([host or self.inventory.cluster, *(below or default).split("/")])
         for number in count(1):
             folder = out / (name if number == 1 else f"{name}-{number}")
             with suppress(FileExistsError):

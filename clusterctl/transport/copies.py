@@ -60,7 +60,7 @@ class LocalCopies:
 
     def _files(self) -> Iterator[tuple[bytes, bytes]]:
         root = os.fsencode(self.directory)
-        top = os.fsencode(self.top)
+        top = os.fsencode(self.top).rstrip(b"/")
         ending = os.fsencode(self.renamed)
         if self.names is not None:
             for name in map(os.fsencode, self.names):

@@ -6,7 +6,8 @@ On a cluster that other people run, it runs as the user, with `folder`.
 
 REQUEST is a JSON object:
     shared: folder that all hosts share; look_at_shared: whether to search this folder
-    local: whether to search this host's own disks; host: name of this host
+    local: whether to search this host's own disks; host: name of this host; root: the folder in
+        place of / (only tests have another)
     folder: if not empty, only this folder is searched, clusterctl's on a cluster that other people
         run
     ours: names of the files that clusterctl puts into job folders; left_out: folders to skip
@@ -19,6 +20,8 @@ files below a path (``on_disk``: bytes, without the holes of sparse files), {"un
 path that can't be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are very
 many paths, the largest are listed, and a line with the path "" sums up the rest.
 
+On a host's own disks, a file counts wherever it is if an account of a person owns it, and in homes and
+in folders that no system has, such as /data, whoever owns it.
 Everything that a user may have written counts, except what ``SearchedFolder``, ``is_worthless`` and
 ``has_data`` leave out: `down` and `detach` delete that without asking, and `collect` says so
 (``stops_down``).
@@ -62,8 +65,10 @@ MOST_TOLD = 200
 MOST_UNREAD = 20
 HOMES = b"home"
 JOBS = b"clusterctl/jobs/"
+# The uids of people, in the words of systemd (UIDS-GIDS.md) and Debian (policy 9.2.2): from 1000, but
+# not those of system accounts (Debian's slurm has 64030), of services, and of nobody.
 FIRST_UID = 1000
-NOBODY = 65534
+NOT_OF_PEOPLE = range(60001, 65536)
 # The folder that `attach` creates has all of clusterctl's files, and this mark. Users may choose its
 # place.
 FOLDER_BELOW_HOME = b"clusterctl/"
@@ -104,15 +109,18 @@ OF_SESSION = re.compile(JOBS + rb"shell\.[^/-]+/(rank-logs|job\.hosts|heartbeat)
 CLAIM = re.compile(JOBS + rb"\.first\.[^/-]+")
 SKELETON = b"/etc/skel"
 MOST_SKELETON = 1 << 16
-# Folders of / without files of users; and names that programs give their files in temporary
-# folders.
+# Folders of / in which files of the system's own accounts are no user's. The file hierarchy standard
+# has /srv and /mnt too, but no system puts files there.
 OF_THE_SYSTEM = frozenset(
-    (
-        b"bin boot dev etc lib lib32 lib64 libx32 lost+found opt proc root run sbin snap sys usr "
-        b"var"
-    ).split()
+    b"bin boot etc lib lib32 lib64 libx32 opt root sbin snap tmp usr var".split()
 )
-TEMPORARY = frozenset([b"/tmp", b"/var/tmp"])
+# Folders of / that are no disk or no user's, and those of container engines (docker, podman,
+# containerd), where the owners are the accounts of images.
+NOT_ON_DISKS = frozenset(
+    b"dev lost+found proc run sys var/lib/docker var/lib/containers var/lib/containerd".split()
+)
+# In these folders of /, names that programs give their files.
+TEMPORARY = re.compile(rb"(?:var/)?tmp/(.*)", re.DOTALL)
 OF_PROGRAMS = re.compile(
     rb"(ompi\.|s?pmix[-._]|prte(run|d)?\.|openmpi-sessions|tmux-|pip-|pymp-|torchelastic_|torchinductor_|"
     rb"nvidia-mps|matplotlib-|systemd-private-|dbus-|snap-private|\.X|\.ICE|hsperfdata_|krb5cc_)[^/]*|"
@@ -163,8 +171,9 @@ class SearchedFolder:
     """A folder to search for files of users. host: name of the host, or b"" for the shared file
     system.
 
-    not_here: paths below the folder that are skipped. Temporary files of daemons are skipped as
-        well.
+    not_here: paths below the folder that are skipped.
+    is_disk: whether it is the root of the host's own disks: see ``OF_THE_SYSTEM``. Temporary files of
+        programs are skipped there.
     attached: the paths below the folder, each with a slash, of folders that `attach` has created;
         "": the folder itself. ``CopySearch`` adds those that it finds.
     """
@@ -175,12 +184,14 @@ class SearchedFolder:
         host: bytes = b"",
         not_here: Collection[bytes] = (),
         attached: Collection[bytes] = (),
+        *,
+        is_disk: bool = False,
     ) -> None:
         self.path = path
         self.host = host
         self.not_here = not_here
         self.attached = {*attached}
-        self.is_temporary = path in TEMPORARY
+        self.is_disk = is_disk
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
         """Return whether this path is skipped. ours: names of clusterctl's own files in job
@@ -188,6 +199,9 @@ class SearchedFolder:
         """
         name = path.rpartition(b"/")[2]
         if path in self.not_here:
+            return True
+        temporary = TEMPORARY.fullmatch(path) if self.is_disk else None
+        if temporary is not None and OF_PROGRAMS.fullmatch(temporary[1]):
             return True
         folder = self.attached_folder(path)
         if folder is not None:
@@ -198,7 +212,6 @@ class SearchedFolder:
             or OF_SESSION.fullmatch(path) is not None
             or CLAIM.fullmatch(path) is not None
             or (folder is not None and path in NOT_IN_FOLDER)
-            or (self.is_temporary and OF_PROGRAMS.fullmatch(path) is not None)
             or (path.startswith(JOBS) and path.count(b"/") == JOBS.count(b"/") + 1 and name in ours)
         )
 
@@ -206,11 +219,24 @@ class SearchedFolder:
         """Return the entry of ``attached`` that has this path. None: it is in none of them."""
         return next((folder for folder in self.attached if path.startswith(folder)), None)
 
+    def depth_of_group(self, path: bytes) -> int:
+        """Return how many names of a path tell where it is: up to a job's folder, or what is directly in
+        a home, in a folder such as /data or /opt, or in one such as /var/lib.
+        """
+        folder = self.attached_folder(path)
+        if folder is not None:
+            return folder.count(b"/") + 2
+        if self.is_disk:
+            return 3 if path.startswith((b"usr/", b"var/")) else 2
+        return JOBS.count(b"/") + 1 if path.startswith(JOBS) else 1
+
     def counts(self, path: bytes, status: os.stat_result) -> bool:
+        """Return whether a file is a user's, and has data."""
         if not has_data(status.st_mode, status.st_size):
             return False
-        if self.is_temporary and (status.st_uid < FIRST_UID or status.st_uid == NOBODY):
-            return False
+        if self.is_disk:
+            top, slash, _ = path.partition(b"/")
+            return is_of_person(status.st_uid) or bool(slash and top not in OF_THE_SYSTEM)
         return not (path.startswith(b".") and b"/" not in path and self.is_as_created(path, status))
 
     def is_as_created(self, name: bytes, status: os.stat_result) -> bool:
@@ -226,6 +252,11 @@ class SearchedFolder:
                 return file.read(MOST_SKELETON) == created
         except OSError:
             return False
+
+
+def is_of_person(uid: int) -> bool:
+    """Return whether an account is a person's, not one of the system."""
+    return uid >= FIRST_UID and uid not in NOT_OF_PEOPLE
 
 
 def name_of(uid: int) -> str:
@@ -267,14 +298,13 @@ def tops_of(request: dict[str, Any]) -> Iterator[SearchedFolder]:
         yield SearchedFolder(shared, not_here={b"lost+found", *homes})
     if not request["local"]:
         return
-    for name in folders_in(b"/"):
-        path = b"/" + name
-        if name == HOMES:
-            for user in folders_in(path):
-                yield SearchedFolder(os.path.join(path, user), host, NOT_IN_HOMES)
-        elif name not in OF_THE_SYSTEM and path != shared:
-            yield SearchedFolder(path, host, {b"lost+found"})
-    yield SearchedFolder(b"/var/tmp", host)
+    root = os.fsencode(request["root"])
+    homes = [os.path.join(HOMES, name) for name in folders_in(os.path.join(root, HOMES))]
+    for home in homes:
+        yield SearchedFolder(os.path.join(root, home), host, NOT_IN_HOMES)
+    yield SearchedFolder(
+        root, host, {*NOT_ON_DISKS, *homes, os.path.relpath(shared, root)}, is_disk=True
+    )
 
 
 def network_mounts() -> set[bytes]:
@@ -327,15 +357,17 @@ class CopySearch:
                     self.beat()
                     name = os.fsencode(entry.name)
                     path = above + b"/" + name if above else name
-                    if top.skips(path, self.ours):
-                        continue
                     full = os.path.join(top.path, path)
                     try:
-                        status = entry.stat(follow_symlinks=False)
-                        if not stat.S_ISDIR(status.st_mode):
-                            if top.counts(path, status) and not self.is_known(top, full, status):
+                        if not entry.is_dir(follow_symlinks=False):
+                            status = entry.stat(follow_symlinks=False)
+                            if (
+                                top.counts(path, status)
+                                and not top.skips(path, self.ours)
+                                and not self.is_known(top, full, status)
+                            ):
                                 yield path, status
-                        elif full not in self.passed_over:
+                        elif full not in self.passed_over and not top.skips(path, self.ours):
                             if depth == DEEPEST:
                                 raise OSError(0, f"more than {DEEPEST} folders deep")
                             yield from self.below(
@@ -410,11 +442,7 @@ def report_files(walk: CopySearch, tops: Iterator[SearchedFolder]) -> None:
     for top in tops:
         for path, status in walk.files(top):
             parts = path.split(b"/")
-            # A job's folder, and otherwise what is directly in a home.
-            folder = top.attached_folder(path)
-            depth = 3 if path.startswith(JOBS) else 1
-            depth = depth if folder is None else folder.count(b"/") + 2
-            key = top.path, b"/".join(parts[:depth])
+            key = top.path, b"/".join(parts[: top.depth_of_group(path)])
             size = status.st_size
             on_disk = status.st_blocks * BLOCK
             groups.setdefault(key, FileTotals()).add(

@@ -665,28 +665,6 @@ def test_only_copies_name_a_host_that_does_not_answer(stage: Stage) -> None:
     assert why.endswith("no route")
 
 
-def test_only_copies_on_host_disks_exclude_files_of_daemons(tmp_path: Path) -> None:
-    """Files that programs leave in folders for temporary files are excluded as well."""
-    file = tmp_path / "file"
-    file.write_text("x")
-    top = SearchedFolder(b"/scratch", host=b"n1")
-    temporary = SearchedFolder(b"/tmp", host=b"n1")
-    for uid in (1234, 100_999):  # a user's, and one of the ids that containers of users have
-        os.chown(file, uid, uid)
-        assert top.counts(b"file", file.stat())
-        assert temporary.counts(b"file", file.stat())
-    os.chown(file, 0, 0)  # by sudo, or in a container
-    assert top.counts(b"file", file.stat())
-    assert not temporary.counts(b"file", file.stat())
-    # Open MPI 5 leaves the last if it is killed, Slurm the second if a step failed.
-    left = {b"ompi.n1.1234", b"spmix_appdir_64100_7.0", b"prterun.n1.276.10000"}
-    assert {
-        name for name in (*left, b"results/ompi.txt", b"torch.pt") if temporary.skips(name, ())
-    } == left
-    assert SearchedFolder(b"/home/x", not_here=NOT_IN_HOMES).skips(b".cache", ())
-    assert not top.skips(b".cache", ())
-
-
 def test_homes_with_start_up_files_leave_no_file_open(stage: Stage) -> None:
     """A cluster may have more homes than a process may open files."""
     shutil.copy("/etc/skel/.bashrc", stage.home)
