@@ -15,7 +15,7 @@ from clusterctl.jobs.secret_files import reject_own_keys, without_secrets
 from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import cache_home, state_home
-from clusterctl.transport.copies import LocalCopies, record_copies
+from clusterctl.transport.copies import LocalCopies, clock_of, record_copies
 from clusterctl.transport.get import DownloadResult, fetch
 from clusterctl.transport.put import Upload, UploadResult
 from clusterctl.transport.tree import ItemKind, Progress, list_items
@@ -92,12 +92,14 @@ def put(
                     f"path: '{there}'; otherwise {exc.fix}"
                 )
             raise
+        at_ns = clock_of(session.transport)
         copies = [
             LocalCopies(
                 session.transport.host,
                 f"{sent.folder}/{item.path}",
                 str(item.origin.absolute()),
                 sent=True,
+                at_ns=at_ns,
             )
             for item in items
             if "/" not in item.path

@@ -11,7 +11,7 @@ import shutil
 import string
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -69,6 +69,7 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_subm
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.scheduler.slurm.records import final_states
 from clusterctl.spec.names import first_few
+from clusterctl.spec.remote_folders import JOBS
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.inventory import job_inventory, planned_inventory
 from clusterctl.state.ledger import (
@@ -91,6 +92,7 @@ from clusterctl.state.ledger import (
 from clusterctl.state.run_names import job_id_of
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.transport.copies import clock_of
 from clusterctl.transport.get import RemoteSender
 from clusterctl.transport.tree import Progress, with_title
 from clusterctl.util.disk import write_error_fix, write_error_reason
@@ -222,16 +224,26 @@ def collect_runs(
         SchedulerError: a job is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
-    entries = _entries_to_collect(session, ids, discard, selection)
+    entries = _entries_of(session, ids, discard, everywhere=everywhere)
+    newer = _newer_there(session, entries)
+    if ids is None:
+        entries = [
+            entry
+            for entry in entries
+            if _is_uncollected(entry) or _needs_more(entry, selection) or entry.token in newer
+        ]
     verified = ids is not None
-    here = Path.cwd()
-    if ids is None and not everywhere:
-        entries = [entry for entry in entries if is_of_project(entry.folder, here)]
     home = 0
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
     with closing(
         _Collection(
-            session, out, selection, everywhere=everywhere, verified=verified, listed=listed
+            session,
+            out,
+            selection,
+            everywhere=everywhere,
+            verified=verified,
+            listed=listed,
+            newer=newer,
         ),
     ) as collection:
         collection.query_jobs([entry.job_id for entry in entries if entry.job_id])
@@ -257,18 +269,44 @@ def collect_runs(
         raise _uncollected_error(failed, home)
 
 
-def _entries_to_collect(
-    session: Session, ids: Sequence[str] | None, discard: Collection[str], selection: Selection
+def _entries_of(
+    session: Session, ids: Sequence[str] | None, discard: Collection[str], *, everywhere: bool
 ) -> list[JobEntry]:
+    """Return the jobs with these ids; or, for None, those that were submitted from this folder's project
+    (``everywhere``: from this machine), without those in ``discard``.
+    """
     resolve_submissions(session.scheduler, session.ledger)
     remove_old_secrets(session)
     if ids:
         job_ids = [job_id_of(name, session.ledger) for name in ids]
         return list(dict.fromkeys(_find_or_add_entry(session, job_id) for job_id in job_ids))
-    entries = (
-        e for e in session.ledger.entries() if _is_uncollected(e) or _needs_more(e, selection)
-    )
-    return [e for e in entries if e.job_id not in discard]
+    here = Path.cwd()
+    return [
+        entry
+        for entry in session.ledger.entries()
+        if entry.job_id not in discard and (everywhere or is_of_project(entry.folder, here))
+    ]
+
+
+def _newer_there(session: Session, entries: Iterable[JobEntry]) -> Collection[str]:
+    """Return the tokens of the jobs among these that were collected, and whose folder has newer files: a
+    job may have submitted others that write there after its end.
+    """
+    collected = [
+        entry
+        for entry in entries
+        if entry.run_dir is not None
+        and entry.run_state not in GOING_ON
+        and Path(entry.remote_dir or "").parent.name == JOBS
+        and entry.user == session.inventory.job_user
+        and os.path.isdir(entry.run_dir)
+    ]
+    if not collected or not session.site.folders.are_one:
+        return ()
+    # A slow import, which the first `collect` does not need.
+    from clusterctl.runs.only_copies import newer_than_runs  # noqa: PLC0415
+
+    return newer_than_runs(session, collected)
 
 
 def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
@@ -413,7 +451,7 @@ class _Collection:
     """Collects the runs of several jobs in turn, over one connection to each host.
 
     everywhere, listed: see ``collect_runs``. verified: whether files of collected runs are compared with
-        SHA256SUMS.
+        SHA256SUMS. newer: the tokens of collected jobs of which the cluster has newer files.
     """
 
     def __init__(
@@ -425,6 +463,7 @@ class _Collection:
         everywhere: bool,
         verified: bool,
         listed: bool,
+        newer: Collection[str],
     ) -> None:
         self.session = session
         self.out = out
@@ -435,6 +474,9 @@ class _Collection:
         self.progress: Progress = lambda *_: None
         self.jobs: dict[str, list[JobInfo]] = {}
         self.senders: dict[str, RemoteSender] = {}  # by host
+        # When the collection began, in nanoseconds by the cluster's clock.
+        self.now_ns = clock_of(session.transport)
+        self.newer = newer
 
     def close(self) -> None:
         for open_sender in self.senders.values():
@@ -495,7 +537,8 @@ class _Collection:
                 run = RunRecord.load(Path(entry.run_dir))
         if run is not None:
             damaged = damaged_files(run.directory) if self.verified else []
-            if damaged or _needs_more(entry, self.selection):
+            is_newer = entry.token in self.newer
+            if damaged or is_newer or _needs_more(entry, self.selection):
                 return self.collect_skipped(entry, run, damaged)
             return run
         job_id = entry.job_id or ""
@@ -524,7 +567,9 @@ class _Collection:
         # Without the accounting, the next collect completes the record, also that of an array.
         run_state = JobState.UNKNOWN.value if writer.accounting_away else record.state
         states = final_states(writer.jobs) if record.final else {"state": record.state}
-        self.session.ledger.update(entry, run_dir=str(final), run_state=run_state, **states)
+        self.session.ledger.update(
+            entry, run_dir=str(final), run_state=run_state, compared_ns=self.now_ns, **states
+        )
         if entry.kept:
             with suppress(ClusterctlError):
                 settle(self.session.scheduler, self.session.ledger, str(entry.first))
@@ -535,7 +580,8 @@ class _Collection:
     def collect_skipped(
         self, entry: JobEntry, run: RunRecord, damaged: Sequence[bytes] = ()
     ) -> RunRecord:
-        """Fetch the files that an earlier collect left on the cluster. Return the run's new record.
+        """Fetch the files that an earlier collect left on the cluster, and those that were changed since.
+        Return the run's new record.
 
         damaged: files of the run to fetch again. Their present content stays beside them, as
         NAME.changed. Raises CollectError if the cluster does not have all of these.
@@ -546,17 +592,25 @@ class _Collection:
             tree = work / "tree"
             home = {name: facts for name, facts in known.items() if name not in damaged}
             manifest = self.fetch(entry, run.nodes, work, home)
-            write_kept(tree, self.session.ledger.kept(entry.token))
+            kept = self.session.ledger.kept(entry.token)
+            write_kept(tree, kept)
             lost = self._mend(entry, run, tree, manifest, damaged)
-            new_sizes = [
-                size
+            arrived = {
+                name: size
                 for name, size in manifest.files.items()
-                if name not in {*home, *damaged} and (tree / os.fsdecode(name)).is_file()
-            ]
+                if (name not in home or home[name][1] != manifest.sha256[name])
+                and name not in damaged
+                and (tree / os.fsdecode(name)).is_file()
+            }
+            replaced = [name for name in arrived if name in home]
+            for name in damaged_files(final, replaced) if replaced else ():
+                _keep_changed(final, name, tree)
             record = run.model_copy(
                 update={
-                    "files": run.files + len(new_sizes),
-                    "bytes": run.bytes + sum(new_sizes),
+                    "files": run.files + len(arrived) - len(replaced),
+                    "bytes": run.bytes
+                    + sum(arrived.values())
+                    - sum(home[name][0] for name in replaced),
                     "skipped": (
                         *manifest.skipped,
                         *(s for s in run.skipped if s.path == ACCOUNTING),
@@ -564,12 +618,16 @@ class _Collection:
                     "collected_at": time.time(),
                 }
             )
-            if new_sizes:
+            if arrived:
                 # The table is of the files that were here before.
                 home.pop(TABLE_FILE.encode(), None)
             sums = {name: sha256 for name, (_, sha256) in home.items()} | {**manifest.sha256}
             sums |= {name: known[name][1] for name in lost if name in known}
             link(final, [name for name, (_, sha256) in home.items() if sums[name] == sha256], tree)
+            if arrived:
+                from clusterctl.runs.record import with_programs  # noqa: PLC0415 - slow, and rarely needed
+
+                record = with_programs(record, tree, kept)
             # RUN_FILE is a hard link here. Writing through it would change the run that is still in
             # place.
             (tree / RUN_FILE).unlink(missing_ok=True)
@@ -589,6 +647,7 @@ class _Collection:
                 fix=f"`clusterctl collect {run.full_id} --all` also fetches files that are "
                 "otherwise left out; restore other files from a backup",
             )
+        self.session.ledger.update(entry, compared_ns=self.now_ns)
         return record
 
     def _mend(
@@ -646,7 +705,9 @@ class _Collection:
             raise CollectError(message, code="not-found", about="job-folder-path", why=reason)
         outputs = _outputs(self.session.ledger.kept(entry.token))
         options = (job_id, still_changing, self.selection, outputs, home, self.progress)
-        source = RunSource(entry.remote_dir, *options, files=entry.files or "")
+        source = RunSource(
+            entry.remote_dir, *options, files=entry.files or "", since_ns=entry.compared_ns
+        )
         hosts = self.session.hosts_with_files(nodes)
         for host, transport in hosts:
             self.senders.setdefault(host, sender(transport))

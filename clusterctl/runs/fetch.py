@@ -45,6 +45,7 @@ from clusterctl.state.ledger import (
 from clusterctl.state.run_record import SkippedFile, WhatDownDoes, strictness
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import MOST_ENTRIES, RemoteSender
+from clusterctl.transport.remote_content import CHANGED
 from clusterctl.transport.remote_copies import PARTIAL, stops_down
 from clusterctl.transport.remote_incoming import IncomingEntry
 from clusterctl.transport.tree import ItemKind, Progress, gitignore_spec
@@ -235,7 +236,9 @@ class RunSource:
     still_changing: the job is running, so files that keep changing are skipped.
     outputs: the files to copy, unless `collect --all` is used. None: all files but older
         checkpoints.
-    home: files that an earlier `collect` copied to this machine. They are not copied again.
+    home: files that an earlier `collect` copied to this machine. They are copied again only if they
+        were changed since.
+    since_ns: when the files in ``home`` were last compared, in nanoseconds by the cluster's clock.
     files: the folder below it with the program's files. "": they are in the job's folder itself.
     """
 
@@ -247,6 +250,7 @@ class RunSource:
     home: CollectedFiles = field(default_factory=dict)
     progress: Progress = lambda *_: None
     files: str = ""
+    since_ns: int = 0
 
 
 def sender(transport: Transport) -> RemoteSender:
@@ -257,7 +261,8 @@ def sender(transport: Transport) -> RemoteSender:
 
 
 def fetch_tree(sender: RemoteSender, source: RunSource, tree: Path) -> RunManifest:
-    """Copy a job's files and empty folders, except ``source.home``. Remove other files in ``tree``.
+    """Copy a job's files and empty folders, except those of ``source.home`` that did not change since.
+    Remove other files in ``tree``.
 
     Raises:
         CollectError: files of an ended job keep changing, the local disk is full, or the answer is
@@ -265,22 +270,29 @@ def fetch_tree(sender: RemoteSender, source: RunSource, tree: Path) -> RunManife
         TransportError: the cluster can't be reached. Files that have arrived are kept.
     """
     folder = source.folder
-    home = source.home
+    home = dict(source.home)
     selection = source.selection
     tree.mkdir(parents=True, exist_ok=True)
     is_new = not any(tree.iterdir())
     hashed: dict[_Key, str] = {}
     checkpoints = "all" if source.outputs and not selection.everything else selection.checkpoints
     request = (
-        json.dumps([folder, checkpoints, selection.max_checkpoint, source.files]).encode() + b"\n"
+        json.dumps(
+            [folder, checkpoints, selection.max_checkpoint, source.files, source.since_ns]
+        ).encode()
+        + b"\n"
     )
     max_rows = MOST_ENTRIES if selection.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
             with sender.listed(request, most=max_rows) as download:
+                changed = _take_changed(download.entries)
                 entries, links, skipped = choose_entries(
                     download.entries, download.left, source, tree
                 )
+                for entry in entries:
+                    if entry.index in changed:
+                        home.pop(entry.local, None)
                 missing = [
                     entry
                     for entry in entries
@@ -326,6 +338,18 @@ def fetch_tree(sender: RemoteSender, source: RunSource, tree: Path) -> RunManife
         folders,
         links,
     )
+
+
+def _take_changed(entries: Iterable[IncomingEntry]) -> set[int]:
+    """Return the indices of the files that are marked as changed, and remove the mark, which stands in
+    place of a hash.
+    """
+    changed = set()
+    for entry in entries:
+        if entry.kind == ItemKind.FILE and entry.payload == CHANGED:
+            entry.payload = ""
+            changed.add(entry.index)
+    return changed
 
 
 def _restless(files: Sequence[IncomingEntry], folder: str) -> CollectError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from clusterctl.errors import (
 from clusterctl.runs.fetch import shown_path
 from clusterctl.scheduler.base import GOING_ON
 from clusterctl.scheduler.ends.remote_logs import ENDS_FILE
-from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.session import Session, site_of
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import (
     FROM_JOB,
@@ -39,7 +38,14 @@ from clusterctl.state.ledger import (
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv, split_lines
-from clusterctl.transport.copies import LocalCopies, encode_digests, read_copies, record_copies
+from clusterctl.transport.copies import (
+    LocalCopies,
+    clock_of,
+    encode_digests,
+    read_copies,
+    record_copies,
+    times_of,
+)
 from clusterctl.transport.get import RemoteSender, writing_into
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.remote_incoming import IncomingEntry
@@ -73,6 +79,8 @@ class UncopiedFiles:
     the size as `ls -l` shows it. on_disk: the size without holes of sparse files. age_s: the age of
     the newest file.
     top: the home folder or disk that is copied as a whole. job_id: the job that owns the files.
+    token: of the submission of this job. changed_ns: the newest ctime of the files by the host's
+    clock, in nanoseconds.
     """
 
     what: str
@@ -85,6 +93,8 @@ class UncopiedFiles:
     why: str = ""
     job_id: str | None = None
     on_disk: int | None = None
+    token: str = ""
+    changed_ns: int = 0
 
     def __str__(self) -> str:
         files = counted(self.files, "file")
@@ -160,7 +170,8 @@ class Search:
     """A search, as the admin user, for files that exist only on the cluster.
 
     hosts: hosts with disks to search. shared: also search the shared folder. left_out: folders to
-    skip. On a cluster that other people run, the job user searches only clusterctl's folder.
+    skip. jobs: search only the folders of these jobs, which are the job user's, as that user. On a
+    cluster that other people run, the job user searches only clusterctl's folder.
     """
 
     def __init__(
@@ -172,6 +183,7 @@ class Search:
         *,
         shared: bool,
         left_out: Sequence[str] = (),
+        jobs: Sequence[JobEntry] = (),
     ) -> None:
         self.inventory = inventory
         self.site = site_of(inventory)
@@ -180,13 +192,13 @@ class Search:
         self.hosts = hosts
         self.shared = shared
         self.left_out = left_out
+        self.jobs = jobs
         # Names that keep `bring` from writing files.
         self.refused: set[str] = set()
         self.entries = [entry for entry in Ledger(workspace.jobs).entries() if entry.remote_dir]
-        # Digests of the files that are also on this machine. `bring` adds to them.
-        self.known = array(
-            "Q", (number for copies in _copies(workspace) for number in copies.numbers())
-        )
+        # Digests of the files that are also on this machine, with the times of the copies. `bring`
+        # adds to them.
+        self.known = times_of(_copies(workspace, jobs or self.entries))
 
     def find(self) -> OnlyCopies:
         """Search all hosts in parallel. The result's ``unknown`` lists hosts that do not answer."""
@@ -210,10 +222,12 @@ class Search:
             "ours": sorted({*SENT_FILES, ENDS_FILE}),
             "left_out": self.left_out,
             "folder": self.site.own_folder,
+            "jobs": [entry.remote_dir for entry in self.jobs],
             "root": "/",
             **more,
         }
-        return [*self.site.as_root, *remote_argv(_PROGRAM, json.dumps(request))]
+        as_root = () if self.jobs else self.site.as_root
+        return [*as_root, *remote_argv(_PROGRAM, json.dumps(request))]
 
     def _ask(self, host: str) -> OnlyCopies:
         files = []
@@ -231,7 +245,7 @@ class Search:
                         unknown.append(
                             f"{path} on {host} can't be read: {printable(str(row['why']))}"
                         )
-                    if len(files) + len(unknown) > _MOST_LINES:
+                    if len(files) + len(unknown) > _MOST_LINES + len(self.jobs):
                         raise _not_understood(host)
             except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
                 raise _not_understood(host) from exc
@@ -248,19 +262,31 @@ class Search:
         title = printable(full)
         reason = ""
         job_id = None
+        token = ""
         for entry in self.entries:
             if full == entry.remote_dir:
                 title = f"files of {entry.shown}"
                 reason = _why_left(entry)
                 job_id = entry.job_id
-        files, size, age_s, on_disk = (
-            int(row[name]) for name in ("files", "bytes", "age_s", "on_disk")
-        )
-        if "\0" in top + path or not all(0 <= n < _MOST for n in (files, size, age_s, on_disk)):
+                token = entry.token
+        numbers = [int(row[name]) for name in ("files", "bytes", "age_s", "on_disk", "changed_ns")]
+        files, size, age_s, on_disk, changed_ns = numbers
+        if "\0" in top + path or not all(0 <= number < _MOST for number in numbers):
             raise ValueError("a path or number is out of range")
         owner = printable(str(row["owner"]))
         return UncopiedFiles(
-            title, owner, files, size, age_s, host_shown, top, reason, job_id, on_disk
+            title,
+            owner,
+            files,
+            size,
+            age_s,
+            host_shown,
+            top,
+            reason,
+            job_id,
+            on_disk,
+            token,
+            changed_ns,
         )
 
     def bring(
@@ -276,6 +302,7 @@ class Search:
         folders = []
         for host, top in dict.fromkeys((copy.host, copy.top) for copy in only_copies if copy.top):
             source_host = host or self.inventory.controller.name
+            at_ns = clock_of(self.to(source_host))
             source = os.fsencode(top)
             argv = self._request(
                 source_host, top=base64.b64encode(source).decode(), most=_MOST_FILES
@@ -291,20 +318,17 @@ class Search:
                 for entry in entries:
                     entry.mode |= 0o700 if entry.kind == ItemKind.FOLDER else 0o600
                 folder = self._folder_of(host, top, out.absolute(), entries)
+                copies = LocalCopies(host, top, str(folder), at_ns=at_ns)
+                record_copies(self.workspace, [copies])
                 arrived = download.bring(
                     entries, folder, progress=with_title(folder.name, progress)
                 )
             folders.append(folder)
-            self.known.extend(
-                digest(
-                    os.fsencode(host),
-                    os.path.join(source, entry.path),
-                    entry.size,
-                    entry.mtime_ns,
-                )
-                for entry in entries
-                if entry.kind == ItemKind.FILE and entry.index in arrived
-            )
+            for entry in entries:
+                if entry.kind == ItemKind.FILE and entry.index in arrived:
+                    path = os.path.join(source, entry.path)
+                    number = digest(os.fsencode(host), path, entry.size, entry.mtime_ns)
+                    self.known[number] = at_ns
         return tuple(folders)
 
     def _writable(self, listed: Sequence[IncomingEntry]) -> list[IncomingEntry]:
@@ -347,7 +371,6 @@ class Search:
             with suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 break
-        record_copies(self.workspace, [LocalCopies(host, top, str(folder))])
         note_copied_folder(folder)
         return folder
 
@@ -446,13 +469,47 @@ def _not_understood(host: str) -> TransportError:
     return TransportError(message, code="internal", about="answer", where=host, host=host)
 
 
-def _copies(workspace: Workspace) -> Iterator[LocalCopies]:
-    """Yield the local folders with copies of the cluster's files: sent or fetched files, collected
-    runs.
+def _copies(workspace: Workspace, entries: Sequence[JobEntry]) -> Iterator[LocalCopies]:
+    """Yield the local folders with copies of the cluster's files: sent or fetched files, and the
+    collected runs of these jobs.
     """
-    for entry in Ledger(workspace.jobs).entries():
+    for entry in entries:
         if entry.run_dir and entry.remote_dir:
             renamed = os.fsdecode(FROM_JOB)
             files = entry.files or ""
-            yield LocalCopies("", entry.remote_dir, entry.run_dir, renamed=renamed, files=files)
+            yield LocalCopies(
+                "",
+                entry.remote_dir,
+                entry.run_dir,
+                renamed=renamed,
+                files=files,
+                at_ns=entry.compared_ns,
+            )
     yield from read_copies(workspace)
+
+
+def newer_than_runs(session: Session, entries: Sequence[JobEntry]) -> frozenset[str]:
+    """Return the tokens of the jobs whose folder has files without a copy here that were changed since
+    the job's run was last compared with it.
+
+    entries: jobs of the job user whose runs are here. Files that the last `collect` left there do not
+    count.
+
+    Raises TransportError: the cluster can't be reached.
+    """
+    if not entries:
+        return frozenset()
+    search = Search(
+        session.inventory,
+        session.workspace,
+        lambda _: session.transport,
+        (),
+        shared=True,
+        jobs=entries,
+    )
+    compared = {entry.token: entry.compared_ns for entry in entries}
+    return frozenset(
+        row.token
+        for row in search.find().files
+        if row.token in compared and row.changed_ns > compared[row.token]
+    )

@@ -207,6 +207,15 @@ class Recorder:
         )
 
 
+def with_programs(record: RunRecord, tree: Path, kept: Mapping[str, bytes]) -> RunRecord:
+    """Return the record of a run with what its programs have written to ``tree`` by now.
+
+    kept: name -> content of clusterctl's files of the job.
+    """
+    facts, sweep = (_json(kept.get(name, b"")) for name in (CLIENT_FACTS, SWEEP_FILE))
+    return _with_summary(record, tree, facts, sweep, record.packed)
+
+
 def _folder_of(job: JobInfo, tree: Path) -> Path:
     return tree if job.task is None else tree / f"task-{job.task}"
 

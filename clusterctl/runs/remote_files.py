@@ -4,8 +4,10 @@
     main(NAME...)
 
 NAMEs are the job's metrics, and files that clusterctl itself writes to a job's folder. Each line of
-stdin is a JSON array [FOLDER, CHECKPOINTS, MOST, FILES]. FILES is the folder in FOLDER with the
-files of the job's program, "" if they are in FOLDER itself. This program lists FOLDER, and then
+stdin is a JSON array [FOLDER, CHECKPOINTS, MOST, FILES, SINCE_NS]. FILES is the folder in FOLDER with
+the files of the job's program, "" if they are in FOLDER itself. A file that was changed (ctime) after
+SINCE_NS, in nanoseconds by this host's clock, is listed with the PAYLOAD ``CHANGED``. This program lists
+FOLDER, and then
 sends the requested files in the format of transport/remote_content.py. It never follows links, but
 lists their targets. Files that stay on the cluster are listed with a reason, their size and their
 number:
@@ -36,6 +38,7 @@ from typing import NamedTuple
 
 from clusterctl.transport.remote_content import (
     ALIVE_LINE,
+    CHANGED,
     LEFT,
     hash_of,
     line_of,
@@ -314,7 +317,9 @@ class RunFolderListing:
         most: int = sys.maxsize,
         entries: int = MOST_ENTRIES,
         files: bytes = b"",
+        since_ns: int = sys.maxsize,
     ) -> None:
+        self.since_ns = since_ns
         self.top = top
         self.ours = ours
         self.program = files + b"/" if files else b""
@@ -452,7 +457,7 @@ class RunFolderListing:
                         self.write_line(path, line_of_status(path, status, target))
                     return
             if path not in self.submitted and self.can_be_read(status):
-                self.write_line(path, line_of_status(path, status))
+                self.write_file(path, status)
                 return
             fd = self.opener.open(path)
         except FileNotFoundError:
@@ -467,9 +472,13 @@ class RunFolderListing:
             if is_data and hash_of(fd, size, self.beat).hexdigest() == sha256:
                 self.list_skipped(path, UNCHANGED)
             else:
-                self.write_line(path, line_of_status(path, status))
+                self.write_file(path, status)
         finally:
             os.close(fd)
+
+    def write_file(self, path: bytes, status: os.stat_result) -> None:
+        is_changed = status.st_ctime_ns > self.since_ns
+        self.write_line(path, line_of_status(path, status, payload=CHANGED if is_changed else ""))
 
     def can_be_read(self, status: os.stat_result) -> bool:
         """Return whether a file's owner and mode tell that it can be opened later."""
@@ -496,14 +505,22 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
 def main(*names: str) -> None:
     ours = frozenset(map(os.fsencode, names))
     while line := sys.stdin.buffer.readline():
-        folder, checkpoints, most, files = json.loads(line)
-        serve(os.fsencode(folder), ours, checkpoints, most, os.fsencode(files))
+        folder, checkpoints, most, files, since_ns = json.loads(line)
+        serve(
+            RunFolderListing(
+                os.fsencode(folder),
+                ours,
+                checkpoints=checkpoints,
+                most=most,
+                files=os.fsencode(files),
+                since_ns=since_ns,
+            )
+        )
 
 
-def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int, files: bytes) -> None:
-    listing = RunFolderListing(top, ours, checkpoints=checkpoints, most=most, files=files)
+def serve(listing: RunFolderListing) -> None:
     # The job itself replaced its folder by a link, which leads to other files.
-    if os.path.islink(top):
+    if os.path.islink(listing.top):
         listing.list_skipped(b"", "a symbolic link in place of the job's folder", FilesSize())
     else:
         listing.folder(b"")

@@ -108,6 +108,8 @@ class JobEntry:
     state_at: when Slurm told them, in Unix seconds by the local clock.
     run_dir: local folder with the job's collected results. run_state: the job's state when they
         were copied.
+    compared_ns: when ``run_dir`` was last compared with the job's folder, in nanoseconds by the
+        cluster's clock. 0: unknown.
     folder: the folder on this machine from which the job was submitted. None: unknown.
     files: the folder below ``remote_dir`` with the program's files. None: a job of an earlier
         version, with all its files in ``remote_dir`` itself.
@@ -140,6 +142,7 @@ class JobEntry:
     lost_to: str | None = None
     folder: str | None = None
     has_secrets: bool = False
+    compared_ns: int = 0
 
     @property
     def program_dir(self) -> str:

@@ -12,12 +12,13 @@ import json
 import os
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from clusterctl.state.ledger import job_paths
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Transport
 from clusterctl.transport.remote_content import HEADER
 from clusterctl.transport.remote_copies import digest
 from clusterctl.util.disk import append_line, read_rows
@@ -34,6 +35,7 @@ class LocalCopies:
     renamed: suffix that files and folders directly in ``directory`` have, but not their originals
         in ``top``.
     files: for a collected run, the folder in ``top`` with the program's files (see ``JobEntry``).
+    at_ns: when the copy was made by the host's clock, in nanoseconds. 0: unknown.
     """
 
     host: str
@@ -43,6 +45,7 @@ class LocalCopies:
     sent: bool = False
     renamed: str = ""
     files: str = ""
+    at_ns: int = 0
 
     def numbers(self) -> Iterator[int]:
         """Yield the ``digest`` of each file on the host, if its size and time are those of the
@@ -98,7 +101,7 @@ def record_copies(workspace: Workspace, copies: Iterable[LocalCopies]) -> None:
     copy.
     """
     rows = [
-        {key: value for key, value in asdict(copy).items() if value not in (None, "")}
+        {key: value for key, value in asdict(copy).items() if value not in (None, "", 0)}
         for copy in copies
     ]
     if rows:
@@ -117,20 +120,46 @@ def read_copies(workspace: Workspace) -> Iterator[LocalCopies]:
             names = row.get("names")
             renamed = row.get("renamed", "")
             files = row.get("files", "")
+            at_ns = row.get("at_ns", 0)
             strings = (host, top, directory, renamed, files, *(names or ()))
-            if all(isinstance(text, str) and "\0" not in text for text in strings):
+            if type(at_ns) is int and all(
+                isinstance(text, str) and "\0" not in text for text in strings
+            ):
                 sent = row.get("sent") is True
                 listed = None if names is None else tuple(names)
-                yield LocalCopies(host, top, directory, listed, sent, renamed, files)
+                yield LocalCopies(host, top, directory, listed, sent, renamed, files, at_ns)
 
 
-def encode_digests(digests: Iterable[int]) -> bytes:
-    """Return the bytes that the program remote_copies.py reads from stdin: a count, and sorted
-    digests.
+def clock_of(transport: Transport) -> int:
+    """Return the time of a host's clock, in nanoseconds since 1970; 0 if the host has no GNU `date`.
+
+    Raises TransportError: the host can't be reached.
     """
-    numbers = array("Q", sorted(digests))
+    text = transport.run(["date", "+%s%N"], check=False).stdout.strip()
+    return int(text) if text.isdecimal() else 0
+
+
+def times_of(copies: Iterable[LocalCopies]) -> dict[int, int]:
+    """Return ``digest`` -> when the newest copy of the file was made, in nanoseconds by the host's
+    clock; 0: unknown.
+    """
+    times: dict[int, int] = {}
+    for copy in copies:
+        for number in copy.numbers():
+            known = times.get(number, copy.at_ns)
+            times[number] = max(known, copy.at_ns) if known and copy.at_ns else 0
+    return times
+
+
+def encode_digests(times: Mapping[int, int]) -> bytes:
+    """Return the bytes that the program remote_copies.py reads from stdin: a count, the digests,
+    sorted, and the time of each.
+    """
+    numbers = array("Q", sorted(times))
+    moments = array("Q", (times[number] for number in numbers))
     count = HEADER.pack(len(numbers))
     # The program on the host reads little-endian numbers.
     if sys.byteorder == "big":
         numbers.byteswap()
-    return count + numbers.tobytes()
+        moments.byteswap()
+    return count + numbers.tobytes() + moments.tobytes()

@@ -7,8 +7,8 @@ The sender lists the files, one per line: KIND PATH MODE MTIME_NS SIZE SPACE PAY
 blanks. An empty line ends the list. KIND is folder, file, link, or left (not sent). SPACE is the
 disk space of a file. For KIND left, SPACE is the number of files, and MODE is 1 if `down` refuses to
 delete them. PAYLOAD is the target of a link, the
-sha256 of a file if known, or the reason for KIND left. Paths and targets are base64, since they may
-hold any bytes.
+sha256 of a file if known or ``CHANGED``, or the reason for KIND left. Paths and targets are base64,
+since they may hold any bytes.
 
 The receiver requests files, one per line: INDEX HAVE SIZE SHA256, with an empty line at the end.
 INDEX is the number of the line in the list, HAVE the number of bytes that the receiver has, SIZE
@@ -53,6 +53,7 @@ UNREADABLE = -1
 SAME = -2
 ALIVE = -3
 LEFT = "left"
+CHANGED = "changed"
 ALIVE_LINE = b"alive"
 SETTLED_S = 2.0
 NOT_THERE = 67
@@ -201,16 +202,18 @@ def line_of(
     return f"{kind} {name} {mode} {mtime_ns} {size} {space} {payload}\n"
 
 
-def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = None) -> str:
-    """Return the list's line for a path. target: a link's target. Pipes and devices get KIND
-    left.
+def line_of_status(
+    path: bytes, status: os.stat_result, target: bytes | None = None, *, payload: str = ""
+) -> str:
+    """Return the list's line for a path. target: a link's target. payload: of a file. Pipes and
+    devices get KIND left.
     """
     mode = stat.S_IMODE(status.st_mode)
     mtime_ns = status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
         size = status.st_size
         space = status.st_blocks * BLOCK
-        return line_of("file", path, mode=mode, mtime_ns=mtime_ns, size=size, space=space)
+        return line_of("file", path, payload, mode=mode, mtime_ns=mtime_ns, size=size, space=space)
     kind = "folder" if stat.S_ISDIR(status.st_mode) else LEFT if target is None else "link"
     return line_of(kind, path, target or "", mode=mode, mtime_ns=mtime_ns)
 

@@ -10,13 +10,17 @@ REQUEST is a JSON object:
         place of / (only tests have another)
     folder: if not empty, only this folder is searched, clusterctl's on a cluster that other people
         run
+    jobs: if not empty, only these folders of jobs are searched
     ours: names of the files that clusterctl puts into job folders; left_out: folders to skip
 
 stdin begins with the files that also exist on the user's machine: eight bytes with the number of
-``digest``s, and the digests, sorted.
+``digest``s, the digests, sorted, and for each the time when the copy was made by this host's clock, in
+nanoseconds; 0: unknown. A file that was changed later (ctime) is not the file that was copied, even if
+its size and its time of modification are the same.
 
-The answer is lines of JSON: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the
-files below a path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for a
+The answer is lines of JSON: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s", "changed_ns"}
+for the files below a path (``on_disk``: bytes, without the holes of sparse files; ``changed_ns``: the
+newest ctime), {"unread", "why"} for a
 path that can't be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are very
 many paths, the largest are listed, and a line with the path "" sums up the rest.
 
@@ -64,7 +68,8 @@ DEEPEST = 100  # folders
 MOST_TOLD = 200
 MOST_UNREAD = 20
 HOMES = b"home"
-JOBS = b"clusterctl/jobs/"
+JOBS_FOLDER = b"jobs"
+JOBS = b"clusterctl/%s/" % JOBS_FOLDER
 # The uids of people, in the words of systemd (UIDS-GIDS.md) and Debian (policy 9.2.2): from 1000, but
 # not those of system accounts (Debian's slurm has 64030), of services, and of nobody.
 FIRST_UID = 1000
@@ -174,6 +179,7 @@ class SearchedFolder:
     not_here: paths below the folder that are skipped.
     is_disk: whether it is the root of the host's own disks: see ``OF_THE_SYSTEM``. Temporary files of
         programs are skipped there.
+    jobs: names of folders of jobs in it. If there are any, only these are searched.
     attached: the paths below the folder, each with a slash, of folders that `attach` has created;
         "": the folder itself. ``CopySearch`` adds those that it finds.
     """
@@ -186,12 +192,14 @@ class SearchedFolder:
         attached: Collection[bytes] = (),
         *,
         is_disk: bool = False,
+        jobs: Collection[bytes] = (),
     ) -> None:
         self.path = path
         self.host = host
         self.not_here = not_here
         self.attached = {*attached}
         self.is_disk = is_disk
+        self.jobs = jobs
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
         """Return whether this path is skipped. ours: names of clusterctl's own files in job
@@ -200,6 +208,10 @@ class SearchedFolder:
         name = path.rpartition(b"/")[2]
         if path in self.not_here:
             return True
+        if self.jobs and path != JOBS_FOLDER:
+            above, _, rest = path.partition(b"/")
+            if above != JOBS_FOLDER or rest.partition(b"/")[0] not in self.jobs:
+                return True
         temporary = TEMPORARY.fullmatch(path) if self.is_disk else None
         if temporary is not None and OF_PROGRAMS.fullmatch(temporary[1]):
             return True
@@ -287,6 +299,14 @@ def folders_in(path: bytes) -> list[bytes]:
 def tops_of(request: dict[str, Any]) -> Iterator[SearchedFolder]:
     shared = os.fsencode(request["shared"])
     host = os.fsencode(request["host"])
+    if request["jobs"]:
+        names: dict[bytes, set[bytes]] = {}
+        for job in map(os.fsencode, request["jobs"]):
+            above, name = os.path.split(job)
+            names.setdefault(os.path.dirname(above), set()).add(name)
+        for folder, jobs in names.items():
+            yield SearchedFolder(folder, attached={b""}, jobs=jobs)
+        return
     if request["folder"]:
         yield SearchedFolder(os.fsencode(request["folder"]), attached={b""})
         return
@@ -317,17 +337,20 @@ class CopySearch:
     """Search for files of which the user's machine has no copy. ``unread``: unreadable paths with
     the reason.
 
-    copied: ``digest``s of the files that also exist on the user's machine, sorted.
+    copied: ``digest``s of the files that also exist on the user's machine, sorted. times: when each
+        was copied, in nanoseconds; 0: unknown.
     """
 
     def __init__(
         self,
         copied: array[int],
+        times: array[int],
         ours: Collection[bytes],
         left_out: Collection[bytes],
         beat: KeepAlive,
     ) -> None:
         self.copied = copied
+        self.times = times
         self.ours = ours
         self.beat = beat
         self.passed_over = network_mounts() | {*left_out}
@@ -385,7 +408,9 @@ class CopySearch:
     def is_known(self, top: SearchedFolder, full: bytes, status: os.stat_result) -> bool:
         number = digest(top.host, full, status.st_size, status.st_mtime_ns)
         index = bisect_left(self.copied, number)
-        return index < len(self.copied) and self.copied[index] == number
+        if index == len(self.copied) or self.copied[index] != number:
+            return False
+        return not self.times[index] or status.st_ctime_ns <= self.times[index]
 
     def fail(self, path: bytes, exc: OSError) -> None:
         if len(self.unread) < MOST_UNREAD:
@@ -398,19 +423,28 @@ class FileTotals:
     """
 
     def __init__(self) -> None:
-        self.files = self.bytes = self.on_disk = self.newest_ns = 0
+        self.files = self.bytes = self.on_disk = self.newest_ns = self.changed_ns = 0
         self.owners: set[int] = set()
 
-    def add(
-        self, files: int, size: int, on_disk: int, newest_ns: int, owners: Collection[int]
-    ) -> None:
-        self.files = self.files + files
-        self.bytes = self.bytes + size
-        self.on_disk = self.on_disk + min(size, on_disk)
-        self.newest_ns = max(self.newest_ns, newest_ns)
+    def add_file(self, status: os.stat_result) -> None:
+        totals = FileTotals()
+        totals.files = 1
+        totals.bytes = status.st_size
+        totals.on_disk = min(status.st_size, status.st_blocks * BLOCK)
+        totals.newest_ns = status.st_mtime_ns
+        totals.changed_ns = status.st_ctime_ns
+        totals.owners = {status.st_uid}
+        self.add(totals)
+
+    def add(self, other: FileTotals) -> None:
+        self.files += other.files
+        self.bytes += other.bytes
+        self.on_disk += other.on_disk
+        self.newest_ns = max(self.newest_ns, other.newest_ns)
+        self.changed_ns = max(self.changed_ns, other.changed_ns)
         # Two owners suffice to report "several users".
         if len(self.owners) <= 1:
-            self.owners.update(owners)
+            self.owners |= other.owners
 
     def report(self, top: bytes, path: bytes) -> None:
         answer(
@@ -421,16 +455,16 @@ class FileTotals:
             bytes=self.bytes,
             on_disk=self.on_disk,
             age_s=max(0, int(time.time() - self.newest_ns / 1e9)),
+            changed_ns=self.changed_ns,
         )
 
 
-def keep_largest(groups: dict[tuple[bytes, bytes], FileTotals], rest: FileTotals) -> None:
-    """Remove all but the ``MOST_TOLD`` largest groups, and add the removed groups to the sum
-    ``rest``.
-    """
-    for key in sorted(groups, key=lambda key: -groups[key].bytes)[MOST_TOLD:]:
-        small = groups.pop(key)
-        rest.add(small.files, small.bytes, small.on_disk, small.newest_ns, small.owners)
+def keep_largest(
+    groups: dict[tuple[bytes, bytes], FileTotals], rest: FileTotals, most: int
+) -> None:
+    """Remove all but the ``most`` largest groups, and add the removed groups to the sum ``rest``."""
+    for key in sorted(groups, key=lambda key: -groups[key].bytes)[most:]:
+        rest.add(groups.pop(key))
 
 
 def report_files(walk: CopySearch, tops: Iterator[SearchedFolder]) -> None:
@@ -439,18 +473,17 @@ def report_files(walk: CopySearch, tops: Iterator[SearchedFolder]) -> None:
     """
     groups: dict[tuple[bytes, bytes], FileTotals] = {}
     rest = FileTotals()
+    most = MOST_TOLD
     for top in tops:
+        # Each job that was asked for has a line.
+        most = max(most, len(top.jobs))
         for path, status in walk.files(top):
             parts = path.split(b"/")
             key = top.path, b"/".join(parts[: top.depth_of_group(path)])
-            size = status.st_size
-            on_disk = status.st_blocks * BLOCK
-            groups.setdefault(key, FileTotals()).add(
-                1, size, on_disk, status.st_mtime_ns, [status.st_uid]
-            )
-            if len(groups) > 2 * MOST_TOLD:
-                keep_largest(groups, rest)
-    keep_largest(groups, rest)
+            groups.setdefault(key, FileTotals()).add_file(status)
+            if len(groups) > 2 * most:
+                keep_largest(groups, rest, most)
+    keep_largest(groups, rest, most)
     for (top_path, path), group in groups.items():
         group.report(top_path, path)
     if rest.files:
@@ -487,12 +520,17 @@ def send_top(walk: CopySearch, top: SearchedFolder, most: int) -> None:
 def main(text: str) -> None:
     request: dict[str, Any] = json.loads(text)
     (count,) = HEADER.unpack(sys.stdin.buffer.read(HEADER.size))
-    copied = array("Q")
-    copied.frombytes(sys.stdin.buffer.read(count * DIGEST))
+    copied, times = array("Q"), array("Q")
+    for numbers in (copied, times):
+        numbers.frombytes(sys.stdin.buffer.read(count * DIGEST))
     ours = frozenset(os.fsencode(name) for name in request["ours"])
     sign = b"{}\n" if "top" not in request else ALIVE_LINE + b"\n"
     walk = CopySearch(
-        copied, ours, [*map(os.fsencode, request["left_out"])], KeepAlive(sys.stdout.buffer, sign)
+        copied,
+        times,
+        ours,
+        [*map(os.fsencode, request["left_out"])],
+        KeepAlive(sys.stdout.buffer, sign),
     )
     if "top" not in request:
         report_files(walk, tops_of(request))

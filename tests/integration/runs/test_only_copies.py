@@ -580,7 +580,7 @@ class Lying(LocalTransport):
             "top": encoded(b"/shared/home/ada"),
             "path": encoded(b"a"),
             "owner": "ada",
-            **dict.fromkeys(("files", "bytes", "on_disk", "age_s"), 1),
+            **dict.fromkeys(("files", "bytes", "on_disk", "age_s", "changed_ns"), 1),
         }
         self._rows = f"{json.dumps(row | fields)}\n" * count + '{"end": true}\n'
         self._answers = [self._rows.encode(), f"{listing}\n".encode() + sent]
@@ -600,8 +600,8 @@ class Lying(LocalTransport):
 @pytest.mark.parametrize(
     "fields",
     [
-        *({name: -1} for name in ("files", "bytes", "on_disk", "age_s")),
-        *({name: 10**400} for name in ("files", "bytes", "on_disk", "age_s")),
+        *({name: -1} for name in ("files", "bytes", "on_disk", "age_s", "changed_ns")),
+        *({name: 10**400} for name in ("files", "bytes", "on_disk", "age_s", "changed_ns")),
         {"files": float("inf")},
         {"bytes": float("nan")},
         {"bytes": None},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def write(root: Path, path: str, uid: int) -> str:
     return path
 
 
-def found_on(root: Path, copied: array[int] | None = None) -> set[str]:
+def found_on(root: Path, copied: Mapping[int, int] = {}) -> set[str]:
     """The paths that a search of a host's own disks finds."""
     request = {
         "shared": str(root / "shared"),
@@ -50,9 +51,12 @@ def found_on(root: Path, copied: array[int] | None = None) -> set[str]:
         "host": "n1",
         "local": True,
         "folder": "",
+        "jobs": [],
         "root": str(root),
     }
-    walk = CopySearch(copied or array("Q"), (), (), NO_BEAT)
+    numbers = array("Q", sorted(copied))
+    times = array("Q", (copied[number] for number in numbers))
+    walk = CopySearch(numbers, times, (), (), NO_BEAT)
     tops = [*tops_of(request)]
     paths = [os.path.join(top.path, path) for top in tops for path, _ in walk.files(top)]
     assert not walk.unread
@@ -89,11 +93,17 @@ def test_every_file_of_a_person_is_found_and_no_other(tmp_path: Path) -> None:
     found = found_on(tmp_path)
     assert found == wanted
     status = {path: (tmp_path / path).stat() for path in found}
-    numbers = (
-        digest(b"n1", os.fsencode(tmp_path / path), one.st_size, one.st_mtime_ns)
-        for path, one in status.items()
-    )
-    assert found_on(tmp_path, array("Q", sorted(numbers))) == set()
+
+    def copied(at_ns: Callable[[os.stat_result], int]) -> dict[int, int]:
+        return {
+            digest(b"n1", os.fsencode(tmp_path / path), one.st_size, one.st_mtime_ns): at_ns(one)
+            for path, one in status.items()
+        }
+
+    assert found_on(tmp_path, copied(lambda _: 0)) == set()
+    assert found_on(tmp_path, copied(lambda one: one.st_ctime_ns)) == set()
+    # Changed since, with the same size and time.
+    assert found_on(tmp_path, copied(lambda one: one.st_ctime_ns - 1)) == found
 
 
 def test_accounts_of_the_system_are_not_those_of_people() -> None:
