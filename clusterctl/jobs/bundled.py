@@ -24,7 +24,7 @@ from clusterctl.jobs.earlier import folders_on_cluster
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.names import FROM_RUN
+from clusterctl.spec.names import AFTER, FROM_RUN
 from clusterctl.spec.program import MODEL_JOBS, Weights
 from clusterctl.spec.sweep import sweep_arguments
 from clusterctl.state.run_names import NamedRun, find_run
@@ -67,6 +67,11 @@ def reject_missing(session: Session, job: JobSpec) -> None:
             "the earlier run",
             job.env.get(FROM_RUN, ""),
             "`clusterctl submit --from-run RUN` sends a run",
+        ),
+        *(
+            ("the folder of an earlier job", value, "`clusterctl submit --after ID` names another")
+            for name, value in job.env.items()
+            if name.startswith(AFTER)
         ),
     ):
         if not path.startswith(("/", "~/")) or (subject == "the image" and os.path.isfile(path)):

@@ -10,9 +10,11 @@ from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.base import refusing_wrong_ids
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.sites.site import Site
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.names import FOLDER, FROM_RUN
+from clusterctl.spec.names import AFTER, FOLDER, FROM_RUN, first_few
 from clusterctl.spec.remote_folders import RUNS
+from clusterctl.spec.sbatch import SINGLETON
 from clusterctl.state.ledger import FROM_JOB, PROGRAM_FOLDER, program_path
 from clusterctl.state.run_names import NamedRun, find_run
 from clusterctl.transport.copies import LocalCopies, record_copies
@@ -50,6 +52,31 @@ def with_from_run(job: JobSpec, cluster: str, session: Session | None) -> tuple[
     if folder is None:
         folder, note = _send(session, run, cluster)
     return job.model_copy(update={"env": {**job.env, FROM_RUN: folder}}), note
+
+
+def with_after(job: JobSpec, site: Site, cluster: str) -> tuple[JobSpec, str]:
+    """Return the job with a variable for each job that ``after`` names: the path of that job's files on
+    the cluster. The second value is a line about those without a variable, or "".
+
+    The variables have the numbers of the jobs in ``after``, from 1, without `singleton`.
+    cluster: where the job will run.
+    """
+    ids = [entry.partition(":")[0] for entry in job.after if entry != SINGLETON]
+    folders = [find_run(f"{cluster}/{job_id}").remote_on(cluster) for job_id in ids]
+    if not site.folders.are_one:
+        folders = [None] * len(ids)
+    variables = {
+        f"{AFTER}{number}": folder for number, folder in enumerate(folders, 1) if folder is not None
+    }
+    note = ""
+    if missing := [job_id for job_id, folder in zip(ids, folders, strict=True) if folder is None]:
+        reason = (
+            f"job {first_few(missing)} was not submitted from this machine"
+            if site.folders.are_one
+            else "the nodes share no folder"
+        )
+        note = f"note: {job.name}: no variable has the path of its files, because {reason}"
+    return job.model_copy(update={"env": {**job.env, **variables}}) if variables else job, note
 
 
 def folders_on_cluster(session: Session, run: NamedRun) -> list[str]:

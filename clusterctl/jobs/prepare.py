@@ -27,7 +27,7 @@ from clusterctl.jobs.bundled import (
     reject_missing,
     with_model,
 )
-from clusterctl.jobs.earlier import with_from_run
+from clusterctl.jobs.earlier import with_after, with_from_run
 from clusterctl.jobs.plan import SubmitPlan, at_most, most_of_jobs
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
@@ -289,7 +289,9 @@ class Preparer:
         session: Session | None = None,
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
-        jobs = submission.jobs
+        followed = [with_after(job, site, ledger.cluster) for job in submission.jobs]
+        self._notes(note for _, note in followed if note)
+        jobs = tuple(job for job, _ in followed)
         if session is not None:
             jobs = tuple(_with_open_dependencies(session, job) for job in jobs)
         given, model = with_model(jobs, submission.model, ledger.cluster, session)

@@ -66,7 +66,8 @@ class JobKeywords(ReplayKeywords, total=False):
     # table of speed-up and efficiency.
     scaling: Mapping[str, Any]
     # Start after this job has ended. END: ok (successfully, the default), any or notok. Or
-    # singleton: after your earlier jobs with the same name.
+    # singleton: after your earlier jobs with the same name. The files of the jobs are in
+    # $CLUSTERCTL_AFTER_1, _2, ...
     after: Sequence[str]
     # Another option of sbatch. Such as '--exclude=NODE'.
     slurm: Sequence[str]

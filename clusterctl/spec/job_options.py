@@ -512,7 +512,8 @@ class JobOptions(SpecModel):
         tuple[Dependency, ...],
         JobOption(
             "Start after this job has ended. END: ok (successfully, the default), any or notok. Or "
-            "singleton: after your earlier jobs with the same name.",
+            "singleton: after your earlier jobs with the same name. The files of the jobs are in "
+            "$CLUSTERCTL_AFTER_1, _2, ...",
             metavar="JOB_ID[:END]|singleton",
             examples=("12:ok", SINGLETON),
             sbatch="--dependency",

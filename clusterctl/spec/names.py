@@ -59,6 +59,8 @@ MAX_LOCAL_HOSTS: Final = 250
 MAX_COUNT: Final = 65_533
 # The variable with the folder of an earlier run's files on the cluster.
 FROM_RUN: Final = "CLUSTERCTL_FROM_RUN"
+# The variables with the folders of the files of the jobs that --after names: this and 1, 2, ...
+AFTER: Final = "CLUSTERCTL_AFTER_"
 # The variable of --secret with the addresses to which payload/node/messages.py sends messages.
 NODE_RECEIVERS: Final = "CLUSTERCTL_NOTIFY"
 # The container engines that run images of jobs, the preferred one first, and those that run .sif

@@ -19,7 +19,7 @@ from clusterctl.spec import remote_folders
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, Resubmission, quantities_of
-from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
+from clusterctl.spec.names import AFTER, FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
 from clusterctl.spec.sbatch import directives_of, quoted
 from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SWEEP_FILE
@@ -209,11 +209,11 @@ def container_command(
         program is part of clusterctl, or is started by a program of clusterctl. converts: whether
         the command also converts the image for the node's engine, which otherwise was done before.
     """
-    run = job.env.get(FROM_RUN)
+    earlier = [value for name, value in job.env.items() if is_earlier(name) and value]
     folders = (
         words.folder,
         *(['"$payload"'] if needs_programs else []),
-        *([shlex.quote(run)] if run else []),
+        *map(shlex.quote, dict.fromkeys(earlier)),
     )
     options = (
         *_image_options(environment),
@@ -264,6 +264,11 @@ def program_variables(job: JobSpec, cluster: str = "", *, is_alone: bool) -> dic
     return env
 
 
+def is_earlier(variable: str) -> bool:
+    """Return whether a variable has the path of the files of an earlier job."""
+    return variable == FROM_RUN or variable.startswith(AFTER)
+
+
 def submit_options(job: JobSpec) -> Iterator[str]:
     """Yield the options of `clusterctl submit` that submit a job like this again, without its
     program's.
@@ -271,7 +276,10 @@ def submit_options(job: JobSpec) -> Iterator[str]:
     Variables are named without their values, which may be secret. sbatch's option --export is left
     out.
     """
-    hidden = (FROM_RUN, *(word for word in job.slurm if word.startswith("--export=")))
+    hidden = (
+        *filter(is_earlier, job.env),
+        *(word for word in job.slurm if word.startswith("--export=")),
+    )
     record = job.record
     for name in (name for name in OPTIONS if name in job.model_fields_set):
         value = record[name]

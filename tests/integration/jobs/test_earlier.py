@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.earlier import with_from_run
+from clusterctl.jobs.earlier import with_after, with_from_run
 from clusterctl.jobs.prepare import Preparer, Submission, submit_prepared, with_restarts
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
-from clusterctl.spec.names import FROM_RUN
+from clusterctl.spec.names import AFTER, FROM_RUN
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.ledger import Ledger
@@ -67,6 +68,62 @@ def run_with(session: Session, cluster: PlayedCluster, local_folder: Path) -> Ca
 def test_from_run_of_a_job_is_its_folder(session, cluster, local_folder, run_with):
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
     assert run_with(job_id) == "saved\n"
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_job_finds_the_files_of_the_jobs_that_it_follows(
+    session, cluster, local_folder, *, has_ended
+):
+    """Also if they have ended, and Slurm no longer hears of the dependency."""
+    first = finished(session, cluster, local_folder, "echo one >state.txt")
+    second = finished(session, cluster, local_folder, "mkdir task-3; echo two >task-3/state.txt")
+    if not has_ended:
+        cluster.change(second, state="RUNNING")
+    (local_folder / "go.sh").write_text("#!/bin/bash\n")
+    after = (f"{first}:any", "singleton", f"{second}:any")
+    job = job_spec("go.sh", {"folder": False, "after": after})
+    notes: list[str] = []
+    (one,) = Preparer(notes.append).prepare(session, Submission.of([job]))
+    paths = [Path(one.job.env[f"{AFTER}{number}"]) for number in (1, 2)]
+    assert (paths[0] / "state.txt").read_text() == "one\n"
+    assert (paths[1] / "task-3/state.txt").read_text() == "two\n"
+    assert f"{AFTER}3" not in one.job.env
+    assert f" {AFTER}1={shlex.quote(str(paths[0]))} " in one.script
+    assert not [note for note in notes if AFTER in note]
+
+
+def test_job_after_one_of_another_machine_or_without_a_shared_folder_has_no_variable(
+    session, cluster, local_folder
+):
+    job_id = finished(session, cluster, local_folder, "true")
+    foreign = finished(session, cluster, local_folder, "true")
+    ledger = session.ledger
+    ledger.update(ledger.find(foreign), job_id="")
+    apart = with_inventory(session, shared_folder=SharedFolder(kind="none"))
+    job = JobSpec(name="go", bundled="probe", after=(job_id, foreign))
+    told, note = with_after(job, session.site, ledger.cluster)
+    assert [*told.env] == [f"{AFTER}1"]
+    assert foreign in note
+    told, note = with_after(job, apart.site, ledger.cluster)
+    assert (told, bool(note)) == (job, True)
+    task = JobSpec(name="go", bundled="probe", after=(f"{job_id}_3",))
+    (path,) = with_after(task, session.site, ledger.cluster)[0].env.values()
+    assert Path(path).name == "task-3"
+    alone = JobSpec(name="go", bundled="probe", after=("singleton",))
+    assert with_after(alone, session.site, ledger.cluster) == (alone, "")
+
+
+def test_files_of_the_job_that_it_follows_are_visible_in_a_container(
+    session, cluster, local_folder
+):
+    job_id = finished(session, cluster, local_folder, "true")
+    (local_folder / "train.py").write_text("")
+    options = {"folder": False, "container": "/shared/x.sif", "after": (job_id,)}
+    (one,) = Preparer(lambda _: None).prepare(
+        session, Submission.of([job_spec("train.py", options)])
+    )
+    path = shlex.quote(one.job.env[f"{AFTER}1"])
+    assert f"""--bind="$SLURM_SUBMIT_DIR",{path} """ in one.script
 
 
 def test_from_run_of_a_job_submitted_on_another_machine_is_found_by_slurm(
