@@ -24,7 +24,7 @@ from clusterctl.errors import (
 from clusterctl.jobs import watch
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.messages import chosen_receivers
-from clusterctl.jobs.queue import packed_task
+from clusterctl.jobs.queue import packed_task, settled_jobs
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import JobInfo, worst_job
 from clusterctl.scheduler.ends.diagnosis import Diagnosis, notices_of
@@ -139,7 +139,8 @@ def _named(screen: Screen, job_id: str | None) -> str:
 
 
 def _jobs_of(session: Session, job_id: str) -> tuple[JobInfo, ...]:
-    return packed_task(session, job_id) or session.scheduler.jobs([job_id])
+    inside = packed_task(session, job_id)
+    return inside or settled_jobs(session, job_id) or session.scheduler.jobs([job_id])
 
 
 def _show_stacks(screen: Screen, job_id: str) -> None:

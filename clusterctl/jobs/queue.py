@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    CollectError,
+    Notice,
+    SchedulerError,
+    TransportError,
+    UsageError,
+)
 from clusterctl.jobs.events import requeue_grace_s, with_attempts
 from clusterctl.scheduler.base import (
+    GOING_ON,
     AccountingAwayError,
     JobInfo,
     JobState,
+    comment_of,
     unknown_or_task,
     unmanaged_job_error,
+    worst_job,
 )
 from clusterctl.scheduler.request.arrays import has_task, names_tasks
 from clusterctl.scheduler.request.job_secrets import remove_old_secrets
 from clusterctl.scheduler.session import Session, resolve_submissions
-from clusterctl.scheduler.slurm.records import remember_states
+from clusterctl.scheduler.slurm.records import recorded_jobs, remember_states
 from clusterctl.spec.names import RUN_UP
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.numbers import counted
+
+if TYPE_CHECKING:
+    from clusterctl.state.run_record import RunRecord, TaskRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +201,7 @@ def packed_task(session: Session, job_id: str) -> tuple[JobInfo, ...]:
 
     return tuple(
         task
-        for job in session.scheduler.jobs([whole])
+        for job in collected_jobs(session, whole) or session.scheduler.jobs([whole])
         for task in tasks_inside(session, job)
         if task.id == job_id
     )
@@ -227,10 +244,86 @@ def _remember(session: Session, jobs: Sequence[JobInfo], asked: Collection[str])
     remember_states(session.ledger, [job for job in jobs if job.whole_id in whole])
 
 
+def collected_jobs(session: Session, job_id: str) -> tuple[JobInfo, ...]:
+    """Return an ended job, or the tasks of an array, by the record of its run on this machine; () if
+    it has none. Slurm is not asked.
+    """
+    entry = session.ledger.find(job_id)
+    if entry is None or entry.run_dir is None or entry.run_state in GOING_ON:
+        return ()
+    # This import is slow.
+    from clusterctl.state.run_record import RunRecord  # noqa: PLC0415
+
+    # A person may have changed the record.
+    with suppress(CollectError, ValueError):
+        run = RunRecord.load(Path(entry.run_dir))
+        if run.final and run.token == entry.token and run.job_id == entry.job_id:
+            jobs = tuple(_job_of(run, task) for task in run.tasks)
+            return tuple(job for job in jobs if job_id in (job.id, job.whole_id))
+    return ()
+
+
+def _job_of(run: RunRecord, task: TaskRecord) -> JobInfo:
+    number = run.job_id.lstrip(string.ascii_letters)
+    return JobInfo(
+        number=int(number),
+        prefix=run.job_id.removesuffix(number),
+        task=int(task.number) if task.number else None,
+        name=run.name,
+        user=run.user,
+        partition=run.partition,
+        account=run.account,
+        qos=run.qos,
+        state=JobState(task.state),
+        reason=task.reason,
+        exit_code=task.exit_code,
+        signal=task.signal,
+        nodes=task.nodes,
+        submit_time=run.submit_time,
+        start_time=task.start_time,
+        end_time=task.end_time,
+        time_limit_s=task.time_limit_s,
+        tres=task.tres,
+        work_dir=run.remote_dir,
+        comment=comment_of(run.token),
+        restarts=max(0, len(task.attempts) - 1),
+        attempts=task.attempts,
+    )
+
+
+def settled_jobs(session: Session, job_id: str) -> tuple[JobInfo, ...]:
+    """Return an ended job, or the tasks of an array, by the record of its run or, if Slurm has told
+    its end before, by its own record, which lacks what Slurm allocated; () without both. Slurm is not
+    asked.
+    """
+    if collected := collected_jobs(session, job_id):
+        return collected
+    entry = session.ledger.find(job_id)
+    # Elsewhere, the nodes have the records.
+    if entry is None or entry.state_at is None or not session.site.folders.are_one:
+        return ()
+    with suppress(AccountingAwayError, TransportError):
+        jobs = recorded_jobs(session.transport, session.ledger, [str(entry.job_id)])
+        is_known = all(job.ended and (job.start_time or 0) <= entry.state_at for job in jobs)
+        # Somebody may have started the job again.
+        if jobs and is_known and worst_job(jobs).state.value == entry.state:
+            return tuple(job for job in jobs if job_id in (job.id, job.whole_id))
+    return ()
+
+
 def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> JobList:
-    """Return the jobs with these ids, without ids those of ``list_jobs``, as ``with_attempts``."""
-    listing = JobList(known_jobs(session, ids)) if ids else list_jobs(session, most)
-    return replace(listing, jobs=with_attempts(session, listing.jobs))
+    """Return the jobs with these ids, without ids those of ``list_jobs``, with all their attempts.
+    The record of a collected run is final, so Slurm is asked only about the other jobs.
+    """
+    if not ids:
+        listing = list_jobs(session, most)
+        return replace(listing, jobs=with_attempts(session, listing.jobs))
+    ids = [job_id_of(name, session.ledger) for name in ids]
+    collected = {job_id: collected_jobs(session, job_id) for job_id in ids}
+    asked = [job_id for job_id in ids if not collected[job_id]]
+    found = with_attempts(session, known_jobs(session, asked)) if asked else ()
+    jobs = {job.id: job for job in (*found, *(job for own in collected.values() for job in own))}
+    return JobList(tuple(jobs.values()))
 
 
 def running_job(session: Session, job_id: str) -> JobInfo:

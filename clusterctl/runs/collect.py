@@ -11,7 +11,7 @@ import shutil
 import string
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -54,9 +54,9 @@ from clusterctl.runs.folder import (
     write_kept,
     write_sums,
 )
+from clusterctl.runs.known_to_slurm import AskedJobs
 from clusterctl.scheduler.base import (
     GOING_ON,
-    AccountingAwayError,
     JobInfo,
     JobState,
     comment_of,
@@ -100,6 +100,7 @@ from clusterctl.util.numbers import counted
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
+    from clusterctl.runs.known_to_slurm import KnownToSlurm
     from clusterctl.runs.record import Recorder
     from clusterctl.spec.models import ClusterSpec
 
@@ -246,7 +247,7 @@ def collect_runs(
             newer=newer,
         ),
     ) as collection:
-        collection.query_jobs([entry.job_id for entry in entries if entry.job_id])
+        collection.ask([e.job_id for e in entries if e.job_id and not _is_final(e)])
         for number, entry in enumerate(entries, 1):
             title = f"job {entry.job_id}" + (
                 f" ({number} of {len(entries)})" if len(entries) > 1 else ""
@@ -295,11 +296,10 @@ def _newer_there(session: Session, entries: Iterable[JobEntry]) -> Collection[st
     collected = [
         entry
         for entry in entries
-        if entry.run_dir is not None
-        and entry.run_state not in GOING_ON
+        if _is_final(entry)
         and Path(entry.remote_dir or "").parent.name == JOBS
         and entry.user == session.inventory.job_user
-        and os.path.isdir(entry.run_dir)
+        and os.path.isdir(entry.run_dir or "")
     ]
     if not collected or not session.site.folders.are_one:
         return ()
@@ -392,9 +392,13 @@ def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
     return tuple(e for e in entries if _is_uncollected(e) or (e.job_id is None and not e.refused))
 
 
+def _is_final(entry: JobEntry) -> bool:
+    """Return whether the run of an ended job was collected."""
+    return entry.run_dir is not None and entry.run_state not in GOING_ON
+
+
 def _is_uncollected(entry: JobEntry) -> bool:
-    is_uncollected = entry.run_dir is None or entry.run_state in GOING_ON
-    return entry.job_id is not None and not entry.refused and is_uncollected
+    return entry.job_id is not None and not entry.refused and not _is_final(entry)
 
 
 def _needs_more(entry: JobEntry, selection: Selection) -> bool:
@@ -472,7 +476,7 @@ class _Collection:
         self.verified = verified
         self.listed = listed
         self.progress: Progress = lambda *_: None
-        self.jobs: dict[str, list[JobInfo]] = {}
+        self.asked: dict[str, AskedJobs] = {}  # by the ID of a job that was asked for
         self.senders: dict[str, RemoteSender] = {}  # by host
         # When the collection began, in nanoseconds by the cluster's clock.
         self.now_ns = clock_of(session.transport)
@@ -482,28 +486,32 @@ class _Collection:
         for open_sender in self.senders.values():
             open_sender.close()
 
-    def query_jobs(self, ids: Sequence[str]) -> None:
+    def ask(self, ids: Sequence[str]) -> None:
+        """Ask the scheduler about jobs, all together."""
+        if not ids:
+            return
         try:
-            jobs = self.session.scheduler.jobs(ids)
-        except AccountingAwayError as exc:
-            jobs = exc.queued
+            self.asked = dict.fromkeys(ids, AskedJobs.ask(self.session, ids))
         except SchedulerError as exc:
+            # If the scheduler rejected the request, each job is asked for separately later.
             if exc.retryable:
                 raise
-            # The scheduler rejected the request, so each job is queried separately later.
-            return
-        for job in jobs:
-            self.jobs.setdefault(job.whole_id, []).append(job)
+
+    def asked_of(self, entry: JobEntry) -> AskedJobs:
+        job_id = entry.job_id or ""
+        if job_id not in self.asked:
+            self.asked[job_id] = AskedJobs.ask(self.session, [job_id])
+        return self.asked[job_id]
 
     def jobs_of(self, entry: JobEntry) -> Sequence[JobInfo]:
-        job_id = entry.job_id or ""
-        try:
-            jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id])
-            return self.own_jobs(entry, jobs) or (_purged(entry),)
-        except AccountingAwayError as exc:
-            # The job has left the queue, so it has ended. A later collect completes the record.
-            unknown = replace(_purged(entry), state=JobState.UNKNOWN, reason=exc.what)
-            return self.own_jobs(entry, exc.queued) or (unknown,)
+        asked = self.asked_of(entry)
+        if jobs := self.own_jobs(entry, asked.jobs.get(entry.job_id or "", ())):
+            return jobs
+        purged = _purged(entry)
+        if not asked.missing:
+            return (purged,)
+        # The job has left the queue, so it has ended. A later collect completes the record.
+        return (replace(purged, state=JobState.UNKNOWN, reason=asked.missing),)
 
     def own_jobs(self, entry: JobEntry, jobs: Sequence[JobInfo]) -> Sequence[JobInfo]:
         """Return the jobs of this submission: another job has its id if Slurm's numbers have begun
@@ -532,9 +540,9 @@ class _Collection:
 
     def _collect_run(self, entry: JobEntry) -> RunRecord:
         run = None
-        if entry.run_dir is not None and entry.run_state not in GOING_ON:
+        if _is_final(entry):
             with suppress(CollectError):
-                run = RunRecord.load(Path(entry.run_dir))
+                run = RunRecord.load(Path(entry.run_dir or ""))
         if run is not None:
             damaged = damaged_files(run.directory) if self.verified else []
             is_newer = entry.token in self.newer
@@ -545,9 +553,8 @@ class _Collection:
         name = f"{self.session.inventory.cluster}-{job_id}-{entry.name}"
         out = (self.out or (runs_folder_of(entry) if self.everywhere else RUNS)).absolute()
         final = choose_run_folder(out, name, entry.token)
-        is_final = entry.run_dir is not None and entry.run_state not in GOING_ON
         changed: Sequence[bytes] = ()
-        if is_final and is_run(Path(entry.run_dir or "")):
+        if _is_final(entry) and is_run(Path(entry.run_dir or "")):
             # A run with an intact record was returned above, so the record of this run is damaged.
             final = Path(entry.run_dir or "")
             changed = damaged_files(final)
@@ -555,7 +562,8 @@ class _Collection:
         self.session.site.await_ends(self.session.scheduler, jobs)
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-            recorder = start_in_thread(partial(_recorder, self.session, entry, jobs))
+            known = self.asked_of(entry).known
+            recorder = start_in_thread(partial(_recorder, self.session, entry, jobs, known))
             manifest = self.fetch(
                 entry, hosts, work, still_changing=not all(job.ended for job in jobs)
             )
@@ -663,22 +671,20 @@ class _Collection:
         """
         from clusterctl.runs.record import environment_text  # noqa: PLC0415 - slow, and rarely needed
 
-        job_id = entry.job_id or ""
         lost = []
         # Without the table, readers parse the files of the run again.
         for name in (name for name in damaged if name != TABLE_FILE.encode()):
             path = tree / os.fsdecode(name)
             old = run.directory / os.fsdecode(name)
             if name == ACCOUNTING.encode() and self.jobs_of(entry)[0].state is not JobState.PURGED:
-                with suppress(SchedulerError):
-                    path.write_text(self.session.scheduler.accounting(job_id) or "")
+                if text := self.asked_of(entry).known().accounting.get(entry.job_id or ""):
+                    path.write_text(text)
             elif name == ENVIRONMENT_FILE.encode():
                 facts = json.loads(
                     self.session.ledger.kept_file(entry.token, CLIENT_FACTS) or b"null"
                 )
-                path.write_text(
-                    environment_text(tree, manifest, facts, self.session.scheduler.version())
-                )
+                version = self.asked_of(entry).known().version
+                path.write_text(environment_text(tree, manifest, facts, version))
             if name != SUMS_FILE.encode() and not path.is_file():
                 lost.append(name)
                 link(run.directory, [name] if old.is_file() else [], tree)
@@ -749,10 +755,12 @@ def _keep_changed(run: Path, name: bytes, tree: Path) -> None:
         shutil.copy2(old, new.with_name(f"{new.name}.changed"))
 
 
-def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
+def _recorder(
+    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], known: Callable[[], KnownToSlurm]
+) -> Recorder:
     from clusterctl.runs.record import Recorder  # noqa: PLC0415 - takes 0.1 s, while files are copied
 
-    return Recorder.of(session, entry, jobs)
+    return Recorder.of(session, entry, jobs, known())
 
 
 def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:

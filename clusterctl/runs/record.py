@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.fetch import RunManifest
 from clusterctl.runs.folder import ACCOUNTING, write_kept, write_sums
+from clusterctl.runs.known_to_slurm import KnownToSlurm
 from clusterctl.runs.resources import used_by
 from clusterctl.runs.series import (
     StepsAround,
@@ -36,19 +36,14 @@ from clusterctl.runs.series import (
 from clusterctl.runs.table import TableWriter
 from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.runs.time_use import Records, TimeEvidence, find_time_use
-from clusterctl.scheduler.base import (
-    AccountingAwayError,
-    JobInfo,
-    Jobs,
-    JobState,
-)
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.ends.diagnosis import Diagnosis
 from clusterctl.scheduler.ends.ending import Ending
 from clusterctl.scheduler.ends.judge import judge, tasks_inside
 from clusterctl.scheduler.history import nodes_of
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.accounting import StepsUse, shows_running_job, uses_by_job
-from clusterctl.scheduler.slurm.records import with_accounted, with_all_attempts, with_recorded_exit
+from clusterctl.scheduler.slurm.accounting import StepsUse, uses_by_job
+from clusterctl.scheduler.slurm.records import with_all_attempts, with_recorded_exit
 from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
@@ -68,49 +63,38 @@ from clusterctl.state.run_record import (
 )
 
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
-_ACCOUNTING_LAG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
     """Writes clusterctl's own files into the folder of a run.
 
+    known: what Slurm knows of the job beside its state.
     accounting: sacct's record of the job as JSON; None if it is not available. missing: the reason,
         or "".
-    accounting_away: whether the reason is that the accounting does not answer.
     """
 
     session: Session
     entry: JobEntry
     jobs: Sequence[JobInfo]
+    known: KnownToSlurm
     accounting: str | None
     missing: str
-    version: str | None
-    accounting_away: bool = False
 
     @classmethod
-    def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
-        version = session.scheduler.version()
-        has_final_state = all(job.ended for job in jobs)
-        accounted: Sequence[JobInfo] = ()
+    def of(
+        cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo], known: KnownToSlurm
+    ) -> Recorder:
         if jobs[0].state is JobState.PURGED:
             # The accounting may have another job with the same id.
-            return cls(session, entry, jobs, None, jobs[0].reason, version)
-        try:
-            accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=has_final_state)
-            missing = ""
-            is_away = False
-        except SchedulerError as exc:
-            if exc.retryable and not isinstance(exc, AccountingAwayError):
-                raise
-            is_away = isinstance(exc, AccountingAwayError)
-            accounting = None
-            missing = printable(exc.what if is_away else exc.cause)
-        if not is_away:
-            with suppress(AccountingAwayError):
-                accounted = session.scheduler.accounted([jobs[0].whole_id])
-        jobs = [with_accounted(job, accounted) for job in jobs]
-        return cls(session, entry, jobs, accounting, missing, version, is_away)
+            return cls(session, entry, jobs, known, None, jobs[0].reason)
+        accounting = known.accounting.get(jobs[0].whole_id)
+        return cls(session, entry, jobs, known, accounting, known.missing)
+
+    @property
+    def accounting_away(self) -> bool:
+        """Whether the job has no record because the accounting does not answer."""
+        return self.known.is_accounting_away and self.jobs[0].state is not JobState.PURGED
 
     def write(self, tree: Path, manifest: RunManifest) -> RunRecord:
         """Write clusterctl's files and the checksums of all files into ``tree``. Return the run's
@@ -126,14 +110,16 @@ class Recorder:
         elif self.accounting is not None:
             (tree / ACCOUNTING).write_text(self.accounting, encoding="utf-8")
         facts = _json(kept.get(CLIENT_FACTS, b""))
-        (tree / ENVIRONMENT_FILE).write_text(environment_text(tree, manifest, facts, self.version))
+        (tree / ENVIRONMENT_FILE).write_text(
+            environment_text(tree, manifest, facts, self.known.version)
+        )
         source = _json(kept.get(SOURCE_FILE, b""))
         (tree / TABLE_FILE).unlink(missing_ok=True)
         self._parse_telemetry(tree)
         record = self._record(tree, manifest, source["hash"] if source else None)
         sweep = _json(kept.get(SWEEP_FILE, b""))
         inside = tasks_inside(self.session, self.jobs[0], tree)
-        told = judge(self.session, inside, tree)
+        told = judge(self.session, inside, tree, self.known.facts)
         packed = [_recorded(task, told) for task in inside]
         record = _with_summary(record, tree, facts, sweep, packed)
         (tree / RUN_FILE).write_text(record.as_json())
@@ -172,7 +158,7 @@ class Recorder:
         jobs = [self._whole(job, tree) for job in self.jobs]
         ending = Ending.of(jobs, job_id=jobs[0].whole_id)
         steps = uses_by_job(self.accounting or "")
-        told = judge(self.session, self.jobs, tree)
+        told = judge(self.session, self.jobs, tree, self.known.facts)
         tasks = tuple(self._task(job, tree, steps.get(job.id, StepsUse()), told) for job in jobs)
         ended = all(job.ended for job in jobs)
         spec = self.session.spec
@@ -187,6 +173,7 @@ class Recorder:
             user=ending.user,
             partition=ending.partition,
             account=ending.account,
+            qos=jobs[0].qos,
             state=ending.state,
             final=ended,
             tasks=tasks,
@@ -303,23 +290,6 @@ def _program_of(
         "interruptions": tuple(attempt.as_dict() for attempt in restarts),
         "time_use": find_time_use(record, task, evidence.with_records(records)),
     }
-
-
-def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
-    """Return sacct's record of a job. If the job has ended, wait a limited time until sacct shows
-    the end.
-    """
-    deadline = scheduler.clock.now() + _ACCOUNTING_LAG_S
-    while True:
-        text = scheduler.accounting(job_id)
-        if (
-            text is None
-            or not ended
-            or scheduler.clock.now() >= deadline
-            or not shows_running_job(text)
-        ):
-            return text
-        scheduler.clock.sleep(0.5)
 
 
 def environment_text(

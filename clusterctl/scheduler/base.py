@@ -208,6 +208,7 @@ class JobInfo:
         the first.
     hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress. alarms: the
         lasting alarms, set in the same way.
+    steps: of the last attempt, by the accounting: the first is the job itself. None: not asked for.
     """
 
     slurm_id: int | None = field(default=None, compare=False)
@@ -237,6 +238,7 @@ class JobInfo:
     attempts: tuple[AttemptRecord, ...] = ()
     hang: Hang | None = None
     alarms: tuple[Alarm, ...] = ()
+    steps: tuple[StepInfo, ...] | None = field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job as printed by `-o json`: its values, with times as Unix seconds."""
@@ -343,7 +345,7 @@ class JobInfo:
 
 # Values of a job with which only clusterctl itself works. job_id has the number and the task.
 _NOT_IN_JSON: Final = frozenset(
-    "slurm_id number task expected_start comment restarts prefix suspended_s".split()
+    "slurm_id number task expected_start comment restarts prefix suspended_s steps".split()
 )
 
 
@@ -698,10 +700,6 @@ class Jobs(Protocol):
         resources.
         """
 
-    def steps(self, job_id: str) -> tuple[StepInfo, ...]:
-        """Return a job's steps from the accounting; () if the cluster has no accounting."""
-        return ()
-
     def lost_nodes(self, jobs: Sequence[JobInfo]) -> Mapping[str, Mapping[str, str]]:
         """Return ID -> node -> reason, for the nodes of jobs that stopped answering while the job
         ran.
@@ -720,15 +718,23 @@ class Jobs(Protocol):
         """
         return {}
 
-    def accounting(self, job_id: str) -> str | None:
-        """Return a job's accounting record as JSON, or None on a cluster without accounting."""
+    def accounting(self, ids: Sequence[str]) -> Mapping[str, str] | None:
+        """Return the accounting records of jobs as JSON, by the jobs' whole IDs, or None on a cluster
+        without accounting. A job that the accounting does not have is left out.
+        """
         return None
 
     def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """Return jobs and tasks of arrays with all ``attempts`` in the accounting; () without
-        accounting.
+        """Return jobs and tasks of arrays with all ``attempts`` and their ``steps`` in the
+        accounting; () without accounting.
         """
         return ()
+
+    def jobs_in_full(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        """Return the result of ``jobs``, with what ``accounted`` tells of each job. With Slurm, this
+        takes a query of the queue and one of the accounting, however many jobs there are.
+        """
+        return self.jobs(ids)
 
     def history(self, since: int) -> tuple[JobInfo, ...] | None:
         """Return the jobs of all users in the accounting that ran since then (Unix seconds), as far

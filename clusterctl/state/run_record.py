@@ -262,6 +262,7 @@ class RunRecord(_Stored):
     user: str
     partition: str
     account: str
+    qos: str = ""
     state: str
     final: bool
     tasks: tuple[TaskRecord, ...]

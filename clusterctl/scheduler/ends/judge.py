@@ -5,6 +5,7 @@ files that were sent. The judgement is kept in the job's folder.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from clusterctl.scheduler.ends.packed import packed_tasks
 from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.availability import waits_for_nodes
-from clusterctl.scheduler.slurm.records import with_recorded_exit
+from clusterctl.scheduler.slurm.records import with_accounted, with_recorded_exit
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts
@@ -49,13 +50,18 @@ _Json = Mapping[str, Any]
 
 
 def judge(
-    session: Session, jobs: Sequence[JobInfo], tree: Path | None = None
+    session: Session,
+    jobs: Sequence[JobInfo],
+    tree: Path | None = None,
+    facts: SlurmFacts | None = None,
 ) -> dict[str, Diagnosis]:
     """Return, by the IDs of jobs and tasks, why they failed, were cancelled or wait, and what may be
     wrong with those that completed. Others are left out.
 
     tree: the local folder with the collected files of the jobs' common folder, which are read if the
         cluster does not answer.
+    facts: what Slurm knows of these jobs and maybe of others. None: Slurm is asked if the end of one
+        is not kept.
     """
     found = {each.job_id: each for each in diagnose_waiting_jobs(session, jobs)}
     groups: dict[tuple[str, str, tuple[str, ...]], list[JobInfo]] = {}
@@ -64,7 +70,7 @@ def judge(
             hosts = tuple(host for host, _ in session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
             groups.setdefault((_folder_of(session, job), job.whole_id, hosts), []).append(job)
     for (folder, _, _), own in groups.items():
-        found |= _judge_tasks(session, folder, own, tree)
+        found |= _judge_tasks(session, folder, own, tree, facts)
     return {job.id: found[job.id] for job in jobs if job.id in found}
 
 
@@ -94,7 +100,11 @@ def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator
 
 
 def _judge_tasks(
-    session: Session, folder: str, jobs: Sequence[JobInfo], tree: Path | None
+    session: Session,
+    folder: str,
+    jobs: Sequence[JobInfo],
+    tree: Path | None,
+    facts: SlurmFacts | None,
 ) -> dict[str, Diagnosis]:
     """Return what is found of a job, or of tasks of an array, whose logs are on the same hosts."""
     found: dict[str, Diagnosis | None] = {}
@@ -106,7 +116,8 @@ def _judge_tasks(
         found = _kept_in(answer, jobs)
         logs = {task: each for task, each in answer["tasks"].items() if "kept" not in each}
     if new := [job for job in jobs if job.id not in found]:
-        found |= _judge_new(session, folder, new, tree, logs)
+        facts = facts or SlurmFacts.of(session, new)
+        found |= _judge_new(session, folder, new, tree, logs, facts=facts)
     return {job_id: each for job_id, each in found.items() if each is not None}
 
 
@@ -116,9 +127,11 @@ def _judge_new(
     jobs: Sequence[JobInfo],
     tree: Path | None,
     logs: Mapping[str, _Json],
+    *,
+    facts: SlurmFacts,
 ) -> dict[str, Diagnosis | None]:
     """Judge jobs by their logs, and keep what is settled. logs: those that are read already."""
-    around = _Around.of(session, jobs)
+    around = _Around(_Sent.of(session, jobs[0]), facts)
     found: dict[str, Diagnosis | None] = {}
     for at in range(0, len(jobs), _MOST_AT_ONCE):
         to_keep: dict[str, _Json] = {}
@@ -129,7 +142,7 @@ def _judge_new(
             own = logs.get(_task(job)) or more.get(_task(job), {})
             evidence = _evidence_of(session, job, own, around)
             found[job.id] = told = _judge_one(session, evidence, own, tree)
-            if around.is_complete and _is_settled(evidence, own):
+            if facts.is_complete and _is_settled(evidence, own):
                 diagnosis = told and told.as_dict()
                 to_keep[_task(job)] = {"judged": own["now"], "diagnosis": diagnosis}
         _keep(session, folder, part, to_keep)
@@ -308,28 +321,27 @@ class _Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
-    """What is known of jobs of one submission beside their logs: what was sent, and, by the jobs' IDs,
-    Slurm's steps and the nodes that were lost.
+class SlurmFacts:
+    """What Slurm knows of the ends of jobs beside their states: by the jobs' IDs, their steps, the
+    nodes that were lost, and those that could not launch the job, with their unmet needs.
 
-    cancellers: user ID -> name. unfit: node -> its unmet need. is_complete: whether Slurm answered all
-    questions.
+    cancellers: user ID -> name. is_complete: whether Slurm answered all questions.
     """
 
-    sent: _Sent
     steps: Mapping[str, Sequence[StepInfo]] = field(default_factory=dict)
     cancellers: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    unfit: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     is_complete: bool = False
 
     @classmethod
-    def of(cls, session: Session, jobs: Sequence[JobInfo]) -> _Around:
-        sent = _Sent.of(session, jobs[0])
+    def of(cls, session: Session, jobs: Sequence[JobInfo]) -> SlurmFacts:
+        """Ask Slurm about those of the jobs that failed or were cancelled."""
         bad = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
         # Slurm does not know the tasks inside a job.
-        if not bad or session.packed_job(bad[0].id):
-            return cls(sent, is_complete=True)
+        bad = [job for job in bad if job.task is None or not session.packed_job(job.id)]
+        if not bad:
+            return cls(is_complete=True)
         with suppress(SchedulerError, TransportError):
             steps = _steps_of(session, bad)
             cancellers = _names_of(session, {canceller_of(own) for own in steps.values()} - {""})
@@ -337,22 +349,35 @@ class _Around:
                 [job for job in bad if job.outcome is Outcome.FAILED]
             )
             # slurmd, which runs as root, cancels a job with --no-requeue if the Prolog fails.
-            unlaunched = [
-                node
+            unlaunched = {
+                job.id: job.nodes
                 for job in bad
                 if job.signal == NO_LOG_SIGNAL
                 or cancellers.get(canceller_of(steps.get(job.id, ()))) == "root"
-                for node in job.nodes
-            ]
-            unfit = session.scheduler.unfit_nodes(unlaunched) if unlaunched else {}
-            return cls(sent, steps, cancellers, lost, unfit, is_complete=True)
-        return cls(sent)
+            }
+            names = [*dict.fromkeys(node for nodes in unlaunched.values() for node in nodes)]
+            lacks = session.scheduler.unfit_nodes(names) if names else {}
+            unfit = {
+                job_id: {node: lacks[node] for node in nodes if node in lacks}
+                for job_id, nodes in unlaunched.items()
+            }
+            return cls(steps, cancellers, lost, unfit, is_complete=True)
+        return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What is known of jobs of one submission beside their logs."""
+
+    sent: _Sent
+    facts: SlurmFacts
 
 
 def _evidence_of(session: Session, job: JobInfo, logs: _Json, around: _Around) -> Evidence:
     sent = around.sent
+    facts = around.facts
     history = attempts_of(logs.get("events") or "")
-    steps = tuple(around.steps.get(job.id, ()))
+    steps = tuple(facts.steps.get(job.id, ()))
     unread = logs.get("unread") or ("the job's folder no longer exists" if logs.get("gone") else "")
     return Evidence(
         job=with_recorded_exit(job, history),
@@ -362,10 +387,10 @@ def _evidence_of(session: Session, job: JobInfo, logs: _Json, around: _Around) -
         ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
         tasks_per_node=sent.request.get("tasks_per_node"),
         attempt=history[-1],
-        lost=around.lost.get(job.id, {}),
-        unfit={node: lack for node, lack in around.unfit.items() if node in job.nodes},
+        lost=facts.lost.get(job.id, {}),
+        unfit=facts.unfit.get(job.id, {}),
         steps=steps,
-        cancelled_by=around.cancellers.get(canceller_of(steps), ""),
+        cancelled_by=facts.cancellers.get(canceller_of(steps), ""),
         folder=sent.files.remote,
         left_here=sent.files.find,
         packages=sent.files.packages,
@@ -387,24 +412,29 @@ def canceller_of(steps: Sequence[StepInfo]) -> str:
 
 
 def _steps_of(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[StepInfo]]:
-    """Return the steps of tasks of one job, by the tasks' IDs. The accounting may tell who cancelled
-    a job a moment later.
+    """Return the steps of jobs and tasks, by their IDs. The accounting may tell who cancelled a job a
+    moment later.
     """
-    asked = jobs[0].id if len(jobs) == 1 else jobs[0].whole_id
-    cancelled = [job.id for job in jobs if job.state is JobState.CANCELLED]
-    found: dict[str, list[StepInfo]] = {}
     scheduler = session.scheduler
     for _ in scheduler.clock.polls(_ACCOUNTING_LAG_S, first_s=0.3, longest_s=1.0):
-        steps = scheduler.steps(asked)
-        found = {job.id: [] for job in jobs}
-        for step in steps:
-            found.get(step.id.partition(".")[0], []).append(step)
-        if len(jobs) == 1:
-            # The parts of a heterogeneous job have IDs of their own.
-            found = {asked: [*steps]}
-        if not steps or all(canceller_of(found[job_id]) for job_id in cancelled):
+        if asked := [job for job in jobs if _lacks_steps(job)]:
+            whole = [*dict.fromkeys(job.whole_id for job in asked)]
+            accounted = scheduler.accounted([asked[0].id] if len(asked) == 1 else whole)
+            known = [with_accounted(job, accounted) for job in jobs]
+            jobs = [replace(job, steps=job.steps or ()) for job in known]
+        if not asked or not any(job.steps for job in jobs):
             break
-    return found
+    return {job.id: job.steps or () for job in jobs}
+
+
+def _lacks_steps(job: JobInfo) -> bool:
+    """Return whether the accounting was not asked for a job's steps, or may soon tell who cancelled
+    it.
+    """
+    if job.steps is None:
+        return True
+    is_new = time.time() - (job.end_time or 0) < _SETTLED_S
+    return job.state is JobState.CANCELLED and is_new and not canceller_of(job.steps)
 
 
 def _names_of(session: Session, uids: Collection[str]) -> dict[str, str]:

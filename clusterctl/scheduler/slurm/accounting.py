@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,6 +49,25 @@ def uses_by_job(accounting: str) -> Mapping[str, StepsUse]:
     except (ValueError, RecursionError, KeyError, TypeError):
         return {}
     return {_id(job): _use_of(job) for job in _dicts(jobs)}
+
+
+def split_records(accounting: str, ids: Sequence[str]) -> Mapping[str, str]:
+    """Return the parts of sacct's JSON about each job, with all its tasks or components, by the jobs'
+    IDs. ids: of the jobs that were asked for.
+
+    Raises ValueError if it is not JSON.
+    """
+    answer = json.loads(accounting)
+    if len(ids) == 1:
+        return {ids[0]: accounting}
+    jobs = _dicts(_at(answer, "jobs"))
+    parts: dict[str, list[Mapping[str, Any]]] = {job_id: [] for job_id in ids}
+    for job in jobs:
+        numbers = (_at(job, "array", "job_id"), _at(job, "het", "job_id"), job.get("job_id"))
+        own = (f"{_number(number) or 0:.0f}" for number in numbers)
+        if (job_id := next((each for each in own if each in parts), None)) is not None:
+            parts[job_id].append(job)
+    return {job_id: json.dumps({**answer, "jobs": own}) for job_id, own in parts.items() if own}
 
 
 def _id(job: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ not repeated: if its answer is lost, the job is searched for by the comment that
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
@@ -35,7 +34,6 @@ from clusterctl.scheduler.base import (
     Jobs,
     JobState,
     NodeInfo,
-    StepInfo,
     comment_of,
     find_lost_job,
     retry,
@@ -44,9 +42,15 @@ from clusterctl.scheduler.request.arrays import fold_tasks
 from clusterctl.scheduler.sites import advice
 from clusterctl.scheduler.sites.advice import Advice
 from clusterctl.scheduler.slurm import parse as slurm_parse
+from clusterctl.scheduler.slurm.accounting import split_records
 from clusterctl.scheduler.slurm.availability import HEALTH_REASON
 from clusterctl.scheduler.slurm.parse import PartitionInfo
-from clusterctl.scheduler.slurm.records import recorded_job, recorded_jobs, with_comments
+from clusterctl.scheduler.slurm.records import (
+    recorded_job,
+    recorded_jobs,
+    with_accounted,
+    with_comments,
+)
 from clusterctl.scheduler.slurm.refusals import RequestedOptions
 from clusterctl.scheduler.slurm.trial import SbatchTrial
 from clusterctl.scheduler.slurm.values import expand_nodes, fold_nodes
@@ -61,7 +65,7 @@ if TYPE_CHECKING:
 # What an error is about if Slurm has answered a command with a refusal.
 _COMMAND: Final = "command"
 _DAY_S = 86400
-_T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
+_T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo)
 _NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_,\[\]-]+): (.*)")
 _UNKNOWN_ID = re.compile("Invalid job id specified")
 _ENDED_MEANWHILE = re.compile(
@@ -77,6 +81,10 @@ _BACK_SOON_S = 6.0
 # `status`.
 _ACCOUNTING = ("sacct", "sacctmgr")
 _ACCOUNTING_S = 5.0
+# So many jobs are asked for at once as JSON, of which each has some 20 KB.
+_MOST_RECORDS = 200
+# Slurm rejects an earlier Unix time (parse_time in src/common/parse_time.c).
+_FIRST_TIME = 1_000_000
 _PING_S = 2
 # slurmctld notices the loss of a node after SlurmdTimeout and a round of pings, and a job may end
 # sooner.
@@ -160,6 +168,13 @@ class SlurmClient(Jobs):
 
         For the number that Slurm itself gives a task of an array (SLURM_JOB_ID), return the task.
         """
+        return self._find(ids, in_full=False)
+
+    def jobs_in_full(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        return self._find(ids, in_full=True)
+
+    def _find(self, ids: Sequence[str], *, in_full: bool) -> tuple[JobInfo, ...]:
+        """Return the result of ``jobs`` or ``jobs_in_full``."""
         for job_id in ids:
             self.check_id(job_id)
         if not ids:
@@ -173,9 +188,9 @@ class SlurmClient(Jobs):
             job.id for job in found_jobs
         }
         missing = [job_id for job_id in ids if job_id not in complete]
-        if missing:
+        if missing or in_full:
             try:
-                accounted = self._ended(missing)
+                accounted = self._ended(ids if in_full else missing, missing, in_full=in_full)
             except AccountingAwayError as exc:
                 exc.queued = _sorted(
                     [*{job.id: job for job in (*exc.queued, *found_jobs)}.values()]
@@ -185,6 +200,8 @@ class SlurmClient(Jobs):
             arrays = {job.number for job in (*found_jobs, *accounted) if job.task is not None}
             queued_ids = {job.id for job in found_jobs}
             missing_ids = {*missing}
+            if in_full:
+                found_jobs = tuple(with_accounted(job, accounted) for job in found_jobs)
             new = {
                 job.id: job
                 for job in accounted
@@ -195,12 +212,17 @@ class SlurmClient(Jobs):
             found_jobs += tuple(new.values())
         return _sorted(found_jobs)
 
-    def _ended(self, ids: Sequence[str]) -> Sequence[JobInfo]:
-        """Return jobs from the accounting or, without it, from their own records."""
+    def _ended(
+        self, ids: Sequence[str], missing: Sequence[str], *, in_full: bool
+    ) -> Sequence[JobInfo]:
+        """Return jobs from the accounting or, without it, those that the queue lacks from their own
+        records. missing: these of ``ids``.
+        """
+        query = slurm_parse.SACCT_STEPS if in_full else slurm_parse.SACCT
         try:
-            return self._accounted(_jobs_option(*ids))
+            return self._accounted(_jobs_option(*ids), query=query)
         except AccountingAwayError as exc:
-            numbers = [job_id.partition("_")[0] for job_id in ids]
+            numbers = [job_id.partition("_")[0] for job_id in missing]
             jobs = (
                 recorded_jobs(self.transport, self.ledger, numbers)
                 if self.ledger is not None
@@ -406,14 +428,6 @@ class SlurmClient(Jobs):
         step = [*_STEP, f"--jobid={job.id}", f"--nodelist={job.nodes[0]}"]
         return self.transport.run([*step, *argv], timeout_s=_STEP_S, check=False)
 
-    def steps(self, job_id: str) -> tuple[StepInfo, ...]:
-        self.check_id(job_id)
-        return (
-            ()
-            if self.no_accounting
-            else self._query(slurm_parse.STEPS, _jobs_option(job_id), patience_s=_ACCOUNTING_S)
-        )
-
     def lost_nodes(self, jobs: Sequence[JobInfo]) -> Mapping[str, Mapping[str, str]]:
         # A job that has lost its only node ends as NODE_FAIL.
         asked = [job for job in jobs if job.nodes and job.last_start is not None]
@@ -456,17 +470,25 @@ class SlurmClient(Jobs):
         required = {int(number): nodes for number, nodes in rows if number.isdigit() and nodes}
         return {number: expand_nodes(nodes) for number, nodes in required.items()}
 
-    def accounting(self, job_id: str) -> str | None:
-        self.check_id(job_id)
+    def accounting(self, ids: Sequence[str]) -> Mapping[str, str] | None:
+        for job_id in ids:
+            self.check_id(job_id)
         if self.no_accounting:
             return None
-        answer = self._ask(
-            ["sacct", "--json", _jobs_option(job_id)], env={}, patience_s=_ACCOUNTING_S
-        )
-        with suppress(ValueError):
-            json.loads(answer)
-            return answer
-        raise SlurmError(
+        texts: dict[str, str] = {}
+        for at in range(0, len(ids), _MOST_RECORDS):
+            part = ids[at : at + _MOST_RECORDS]
+            answer = self._ask(
+                ["sacct", "--json", _jobs_option(*part)], env={}, patience_s=_ACCOUNTING_S
+            )
+            try:
+                texts |= split_records(answer, part)
+            except ValueError as exc:
+                raise self._no_json(answer) from exc
+        return texts
+
+    def _no_json(self, answer: str) -> SlurmError:
+        return SlurmError(
             "sacct's answer is not valid JSON",
             code="internal",
             about="slurm-answer",
@@ -476,12 +498,14 @@ class SlurmClient(Jobs):
     def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         for job_id in ids:
             self.check_id(job_id)
-        return () if self.no_accounting else self._accounted(_jobs_option(*ids))
+        if self.no_accounting:
+            return ()
+        return self._accounted(_jobs_option(*ids), query=slurm_parse.SACCT_STEPS)
 
     def history(self, since: int) -> tuple[JobInfo, ...] | None:
         if self.no_accounting:
             return None
-        jobs = self._accounted("--allusers", f"--starttime=uts{since}")
+        jobs = self._accounted("--allusers", f"--starttime=uts{max(since, _FIRST_TIME)}")
         # The first user also runs the verification job.
         return tuple(job for job in jobs if job.partition != PROOF_PARTITION)
 
@@ -496,13 +520,15 @@ class SlurmClient(Jobs):
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
         return self._query(slurm_parse.SQUEUE, *options, nothing=nothing)
 
-    def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
+    def _accounted(
+        self, *options: str, query: slurm_parse.Query[JobInfo] = slurm_parse.SACCT
+    ) -> tuple[JobInfo, ...]:
         reason = self.no_accounting
         try:
             if not reason:
                 # Without an answer, jobs may have records of their own.
                 patience_s = None if self.ledger is None else _ACCOUNTING_S
-                jobs = self._query(slurm_parse.SACCT, *options, patience_s=patience_s)
+                jobs = self._query(query, *options, patience_s=patience_s)
                 return slurm_parse.with_attempts(with_comments(self.ledger, jobs))
         except SlurmAwayError:
             raise
@@ -547,7 +573,7 @@ class SlurmClient(Jobs):
         limit_s = 0 if is_accounting and self._is_accounting_away else limit_s
 
         def ask() -> list[str]:
-            result = self._run(argv, env)
+            result = self._run(argv, env, None if is_accounting else _ANSWER_S)
             if result.rc == 0:
                 if is_accounting:
                     self._is_accounting_away = False
@@ -583,14 +609,17 @@ class SlurmClient(Jobs):
         error.__cause__ = CommandError(command, rc=result.rc, stderr=result.stderr)
         return error
 
-    def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:
-        """Run a command. After a timeout, ping slurmctld; repeat the command only if slurmctld
-        answers.
+    def _run(self, argv: Sequence[str], env: Mapping[str, str], doubt_s: float | None) -> Result:
+        """Run a command. If it has no answer in ``doubt_s`` seconds, ping slurmctld; repeat the
+        command only if slurmctld answers. None: slurmctld does not answer this command, but the
+        accounting, which may take long.
         """
-        if not self._in_doubt:
+        if not self._in_doubt and doubt_s is not None:
             with suppress(NoAnswerError):
-                return self.transport.run(argv, check=False, env=env, timeout_s=_ANSWER_S)
+                return self.transport.run(argv, check=False, env=env, timeout_s=doubt_s)
             self._in_doubt = True
+        if doubt_s is None and not self._in_doubt:
+            return self.transport.run(argv, check=False, env=env)
         if not self.is_there():
             raise self._away_error(
                 "a ping", "slurmctld does not accept connections", self.patience_s

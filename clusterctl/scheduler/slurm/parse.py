@@ -134,7 +134,7 @@ class PartitionInfo:
         return self.is_up and self.in_service != 0
 
 
-_T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
+_T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo)
 _V = TypeVar("_V")
 
 
@@ -155,7 +155,7 @@ class Query(Generic[_T]):
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
     def parse(self, text: str, separator: str) -> tuple[_T, ...]:
-        """Parse the command's output into jobs, nodes or steps. Raises SlurmError if that is
+        """Parse the command's output into jobs or nodes. Raises SlurmError if that is
         impossible.
         """
         *values, remainder = text.split(separator)
@@ -256,6 +256,12 @@ def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
         had the same id before Slurm's numbers began again.
     """
     jobs = {job.id: job for job in records}
+    # The other parts of a heterogeneous job, such as 12+1, have IDs of their own.
+    parts: dict[str, list[StepInfo]] = {}
+    for job in jobs.values():
+        leader, plus, _ = (job.steps or (StepInfo(""),))[0].id.partition("+")
+        if plus and leader != job.id:
+            parts.setdefault(leader, []).extend(job.steps or ())
     own: dict[str, list[JobInfo]] = {job_id: [] for job_id in jobs}
     for record in records:
         if record.work_dir == jobs[record.id].work_dir:
@@ -264,6 +270,7 @@ def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
         replace(
             job,
             submit_time=own[job_id][0].submit_time,
+            steps=None if job.steps is None else (*job.steps, *parts.get(job_id, ())),
             # A job that was cancelled in the queue may have a start time, but it has no nodes.
             attempts=tuple(
                 AttemptRecord(
@@ -331,6 +338,25 @@ def _parse_message(command: str, cause: ValueError) -> str:
 
 
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def _jobs_with_steps(records: Iterator[_Record]) -> Iterator[JobInfo]:
+    """Convert records of jobs, each of which is followed by those of its steps."""
+    own: list[_Record] = []
+    for record in records:
+        # For example 12.batch or 12_3.0.
+        if "." not in record["JobID"] and own:
+            yield from _job_with_steps(own)
+            own = []
+        own.append(record)
+    if own:
+        yield from _job_with_steps(own)
+
+
+def _job_with_steps(records: Sequence[_Record]) -> Iterator[JobInfo]:
+    steps = tuple(map(_step, records))
+    for job in _jobs("sacct", iter(records[:1])):
+        yield replace(job, steps=steps)
 
 
 def _step(record: _Record) -> StepInfo:
@@ -406,15 +432,17 @@ SQUEUE: Final = Query(
 )
 # sacct has a single record for all tasks of an array that never started; the parser yields a job
 # for each. A job that was requeued has a record for each attempt.
+_SACCT_FIELDS: Final = ("JobID", "JobIDRaw", *_fields(SACCT_VALUES), "ReqTRES")
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable", "--duplicates"),
-    ("JobID", "JobIDRaw", *_fields(SACCT_VALUES), "ReqTRES"),
+    _SACCT_FIELDS,
     partial(_jobs, "sacct"),
 )
-STEPS: Final = Query(
-    ("sacct", "--noheader", "--parsable"),
-    "JobID State MaxRSS MaxRSSNode MaxRSSTask".split(),
-    partial(map, _step),
+# The accounting looks up the steps of each job, so this takes longer.
+SACCT_STEPS: Final = Query(
+    ("sacct", "--noheader", "--parsable", "--duplicates"),
+    (*_SACCT_FIELDS, "MaxRSS", "MaxRSSNode", "MaxRSSTask"),
+    _jobs_with_steps,
 )
 SINFO: Final = Query(
     ("sinfo", "--noheader", "--Node"),

@@ -117,7 +117,7 @@ def with_comments(ledger: Ledger | None, jobs: Sequence[JobInfo]) -> tuple[JobIn
 
 
 def with_accounted(job: JobInfo, accounted: Iterable[JobInfo]) -> JobInfo:
-    """Return the job with its attempts and first submission in the accounting.
+    """Return the job with its attempts, its steps and its first submission in the accounting.
 
     An earlier job, in another folder, may have had the same id, before Slurm's numbers began again.
     """
@@ -126,7 +126,12 @@ def with_accounted(job: JobInfo, accounted: Iterable[JobInfo]) -> JobInfo:
     )
     if same is None:
         return job
-    return replace(job, submit_time=same.submit_time or job.submit_time, attempts=same.attempts)
+    return replace(
+        job,
+        submit_time=same.submit_time or job.submit_time,
+        attempts=same.attempts,
+        steps=same.steps,
+    )
 
 
 def with_all_attempts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -244,7 +245,7 @@ def test_accounting_away_names_the_daemon_and_waits_once():
     slept = len(ticks.slept)
     assert slept > 1
     with rejected("accounting-away", AccountingAwayError, "slurmdbd"):
-        slurm.steps("15")
+        slurm.accounted(["15"])
     assert (left - len(transport.left), len(ticks.slept)) == (1, slept)
 
 
@@ -296,7 +297,8 @@ def test_closed_accounting_is_not_asked():
     slurm.no_accounting = "Slurm accounting storage is disabled"
     with rejected("accounting-away", AccountingAwayError, "storage is disabled"):
         slurm.jobs(["15", "99999"])
-    assert (slurm.steps("15"), slurm.accounting("15"), slurm.accounting_failure()) == ((), None, "")
+    assert (slurm.accounted(["15"]), slurm.accounting(["15"])) == ((), None)
+    assert slurm.accounting_failure() == ""
     assert not transport.left
 
 
@@ -308,7 +310,7 @@ def test_account_of_the_proof_is_none_of_a_users_jobs():
 def test_accounting_json_that_is_cut_is_refused():
     slurm, _, _ = client(Step(("sacct", "..."), '{"jobs": [{"job_id": 15, "st'))
     with rejected("internal/slurm-answer", SlurmError):
-        slurm.accounting("15")
+        slurm.accounting(["15"])
 
 
 def test_unreachable_slurmctld_is_waited_for():
@@ -402,9 +404,57 @@ def test_find_by_comment_searches_sacct_from_the_submission():
 
 def test_accounting_json_is_returned_unchanged():
     slurm, transport, _ = client(Step(("sacct", "--json", "--jobs=7"), '{"jobs": []}'))
-    assert slurm.accounting("7") == '{"jobs": []}'
+    assert slurm.accounting(["7"]) == {"7": '{"jobs": []}'}
     # sacct --json of 22.05 fails under a time format
     assert "SLURM_TIME_FORMAT" not in transport.calls[0].env
+
+
+def test_accounting_json_of_several_jobs_is_split():
+    """An array and a heterogeneous job have several records each."""
+    jobs = [
+        {"job_id": 7, "array": {"job_id": 0, "task_id": {"set": False}}, "het": {"job_id": 0}},
+        {"job_id": 9, "array": {"job_id": 8, "task_id": {"set": True, "number": 0}}},
+        {"job_id": 8, "array": {"job_id": 8, "task_id": {"set": True, "number": 1}}},
+        {"job_id": 20, "het": {"job_id": {"set": True, "number": 20}}},
+        {"job_id": 21, "het": {"job_id": {"set": True, "number": 20}}},
+    ]
+    said = json.dumps({"meta": {"Slurm": "x"}, "jobs": jobs})
+    slurm, transport, _ = client(Step(("sacct", "--json", "--jobs=7,8,20,30"), said))
+    found = {
+        key: json.loads(text)
+        for key, text in (slurm.accounting(["7", "8", "20", "30"]) or {}).items()
+    }
+    assert {key: [job["job_id"] for job in each["jobs"]] for key, each in found.items()} == {
+        "7": [7],
+        "8": [9, 8],
+        "20": [20, 21],
+    }
+    assert all(each["meta"] == {"Slurm": "x"} for each in found.values())
+    assert not transport.left
+
+
+def test_jobs_in_full_take_one_query_of_the_queue_and_one_of_the_accounting():
+    """Job 15 is in the queue, and job 1 only in the accounting."""
+    steps = captured(CAPTURES / "sacct.txt", slurm_parse.SACCT_STEPS.fields)
+    slurm, transport, _ = client(QUEUE, Step(("sacct", "..."), slurm_output(steps)))
+    found = {job.id: job for job in slurm.jobs_in_full(["15", "1"])}
+    assert [call.argv[0] for call in transport.calls] == ["squeue", "sacct"]
+    assert found["1"].attempts
+    assert [step.id for step in found["1"].steps or ()] == ["1"]
+    assert "--allocations" not in transport.calls[1].argv
+
+
+def test_jobs_in_full_are_those_of_the_queue_without_the_accounting():
+    away = Step(("sacct", "..."), stderr=NO_DATABASE, rc=1)
+    slurm, _, _ = client(QUEUE, away, patience_s=0)
+    assert "15" in [job.id for job in slurm.jobs_in_full(["15"])]
+
+
+def test_slow_accounting_is_asked_once():
+    """Only slurmctld is in doubt after a few seconds."""
+    slurm, transport, _ = client(Step(("sacct", "..."), '{"jobs": []}'))
+    slurm.accounting(["7"])
+    assert transport.calls[0].timeout_s > 30
 
 
 def test_job_without_a_readable_number_is_listed_as_itself():
@@ -537,5 +587,5 @@ def test_fix_for_unreachable_slurm_depends_on_the_operator(operated, helps, abse
         slurm.own_jobs()
     assert absent not in caught.value.fix
     with rejected("accounting-away", AccountingAwayError, helps) as caught:
-        slurm.steps("7")
+        slurm.accounted(["7"])
     assert absent not in caught.value.fix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import UnionType
@@ -63,7 +64,7 @@ ACCOUNTED = {job.id: job for job in sacct(capture("sacct"))}
 
 
 # clusterctl finds these out.
-DERIVED = {"prefix", "attempts", "hang", "alarms"}
+DERIVED = {"prefix", "attempts", "hang", "alarms", "steps"}
 
 
 @pytest.mark.parametrize("value", sorted({each.name for each in fields(JobInfo)} - DERIVED))
@@ -148,18 +149,64 @@ def test_squeue_exit_code_of_each_slurm_version_is_parsed(value, exit_code, sign
     assert (job.exit_code, job.signal, job.reason) == (exit_code, signal, "")
 
 
+STEPS_OF_12 = (
+    StepInfo("12", "10000"),
+    StepInfo("12.0", "", 4091904 << 10, "n2", 3),
+    StepInfo("12.batch"),
+    StepInfo("12.1", "", int(3.5 * (1 << 30)), "n1", 0),
+)
+
+
+def with_steps(rows: Sequence[Mapping[str, str]]) -> tuple[JobInfo, ...]:
+    """Return jobs in records of sacct with those of their steps. Other fields have usual values."""
+    names = slurm_parse.SACCT_STEPS.fields
+    usual = dict(zip(names, with_field("sacct", "Reason", "None").split(CAPTURED), strict=False))
+    usual |= {"MaxRSS": "", "MaxRSSNode": "", "MaxRSSTask": ""}
+    values = ({**usual, "JobIDRaw": row["JobID"], **row} for row in rows)
+    lines = ("".join(each[name] + CAPTURED for name in names) + "\n" for each in values)
+    return slurm_parse.SACCT_STEPS.parse("".join(lines), CAPTURED)
+
+
+def peak(size: str, node: str, task: str) -> dict[str, str]:
+    return {"MaxRSS": size, "MaxRSSNode": node, "MaxRSSTask": task}
+
+
 def test_steps_have_peak_memory_and_canceller():
-    lines = [
-        "12.0|CANCELLED by 10000|4091904K|n2|3|",
-        "12.batch|COMPLETED|0|||",
-        "12.1|FAILED|3.5G|n1|0|",
+    rows = [
+        {"JobID": "7", "State": "FAILED"},
+        {"JobID": "7.batch", "State": "FAILED"},
+        {"JobID": "12", "State": "CANCELLED by 10000"},
+        {"JobID": "12.0", "State": "RUNNING", **peak("4091904K", "n2", "3")},
+        {"JobID": "12.batch", "State": "COMPLETED", "MaxRSS": "0"},
+        {"JobID": "12.1", "State": "FAILED", **peak("3.5G", "n1", "0")},
     ]
-    found = slurm_parse.STEPS.parse("\n".join(lines).replace("|", CAPTURED) + "\n", CAPTURED)
-    assert found == (
-        StepInfo("12.0", "10000", 4091904 << 10, "n2", 3),
-        StepInfo("12.batch"),
-        StepInfo("12.1", "", int(3.5 * (1 << 30)), "n1", 0),
-    )
+    assert [job.steps for job in with_steps(rows)] == [
+        (StepInfo("7"), StepInfo("7.batch")),
+        STEPS_OF_12,
+    ]
+
+
+def test_steps_of_a_requeued_job_are_those_of_its_last_attempt():
+    rows = [
+        {"JobID": "7", "State": "NODE_FAIL"},
+        {"JobID": "7.0", "State": "NODE_FAIL"},
+        {"JobID": "7", "State": "FAILED"},
+        {"JobID": "7.batch", "State": "FAILED"},
+    ]
+    (job,) = slurm_parse.with_attempts(with_steps(rows))
+    assert job.steps == (StepInfo("7"), StepInfo("7.batch"))
+
+
+def test_first_part_of_a_heterogeneous_job_has_the_steps_of_all():
+    rows = [
+        {"JobID": "7+0", "JobIDRaw": "7", "State": "FAILED"},
+        {"JobID": "7+0.0", "State": "FAILED"},
+        {"JobID": "7+1", "JobIDRaw": "8", "State": "FAILED"},
+        {"JobID": "7+1.0", "State": "OUT_OF_MEMORY"},
+    ]
+    first, second = slurm_parse.with_attempts(with_steps(rows))
+    assert [step.id for step in first.steps or ()] == ["7+0", "7+0.0", "7+1", "7+1.0"]
+    assert [step.id for step in second.steps or ()] == ["7+1", "7+1.0"]
 
 
 def test_waiting_job_has_slurms_estimate_of_its_start():
