@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, Notice, UsageError, unaccompanied
+from clusterctl.errors import ClusterctlError, MachineError, Notice, UsageError, unaccompanied
 from clusterctl.providers.base import Prompts
 from clusterctl.providers.registry import provider_of
 from clusterctl.providers.templates import KeptImage
@@ -68,39 +69,53 @@ def _table(screen: Screen, clusters: Sequence[_Listed]) -> list[str]:
 
 
 def _recorded_clusters() -> Iterator[_Listed]:
-    for folder in sorted(state_home().glob("[!.]*/terraform")):
-        workspace = Workspace(folder.parent)
+    """Yield the clusters of this user: each workspace with an inventory, or with an id alone."""
+    for folder in sorted(state_home().glob("[!.]*/")):
+        workspace = Workspace(folder)
         if workspace.inventory.exists():
-            continue
-        provider = "-"
-        cost = None
-        if spec := applied_if_known(workspace):
-            provider = spec.provider.type
-            cost = provider_of(spec.provider).recorded_cost(spec, workspace)
-        yield _Listed(
-            folder.parent.name,
-            provider,
-            "leaving" if workspace.removing.exists() else "unfinished",
-            str(folder.parent),
-            usd_per_hour=cost,
-        )
-    for path in sorted(state_home().glob("[!.]*/hosts.json")):
-        where = str(path.parent)
-        try:
-            inventory = Inventory.read(path.read_bytes())
-        except ValueError:
-            yield _Listed(path.parent.name, "-", "damaged", where)
-            continue
-        yield _Listed(
-            inventory.cluster,
-            inventory.provider,
-            _state_of(Workspace(path.parent)),
-            where,
-            # An attached cluster has no hosts but its login.
-            len({node for partition in inventory.partitions for node in partition.nodes}),
-            inventory.cluster_id,
-            inventory.usd_per_hour,
-        )
+            yield _with_hosts(workspace)
+        elif workspace.has_id:
+            yield _without_hosts(workspace)
+
+
+def _without_hosts(workspace: Workspace) -> _Listed:
+    """Return a cluster of which no `up` has found the hosts yet, or of which `down` has removed them."""
+    spec = applied_if_known(workspace)
+    provider = "-"
+    cost = None
+    if spec is not None:
+        provider = spec.provider.type
+        cost = provider_of(spec.provider).recorded_cost(spec, workspace)
+    cluster_id = None
+    with suppress(MachineError):
+        cluster_id = workspace.known_id()
+    state = "leaving" if workspace.removing.exists() else "unfinished"
+    return _Listed(
+        workspace.root.name,
+        provider,
+        state,
+        str(workspace.root),
+        id=cluster_id,
+        usd_per_hour=cost,
+    )
+
+
+def _with_hosts(workspace: Workspace) -> _Listed:
+    where = str(workspace.root)
+    try:
+        inventory = Inventory.read(workspace.inventory.read_bytes())
+    except (OSError, ValueError):
+        return _Listed(workspace.root.name, "-", "damaged", where)
+    return _Listed(
+        inventory.cluster,
+        inventory.provider,
+        _state_of(workspace),
+        where,
+        # An attached cluster has no hosts but its login.
+        len({node for partition in inventory.partitions for node in partition.nodes}),
+        inventory.cluster_id,
+        inventory.usd_per_hour,
+    )
 
 
 def _state_of(workspace: Workspace) -> str:
@@ -168,11 +183,13 @@ def cache_list(screen: Screen) -> None:
     Container images that `submit` has fetched to this machine have one row.
     """
     kept: Sequence[KeptImage] = ()
-    if screen.cluster is not None or screen.chosen().spec_file is not None:
-        provider = spec_of(screen.chosen()).provider
+    chosen = screen.chosen()
+    if chosen.is_given or chosen.spec_file is not None:
         try:
-            kept = provider_of(provider).kept_images()
+            kept = provider_of(spec_of(chosen).provider).kept_images()
         except ClusterctlError as exc:
+            if chosen.is_given and isinstance(exc, UsageError):
+                raise
             # The local cache needs neither a spec nor a login.
             unlisted = f"the images of the cloud project can't be listed: {exc.cause}"
             screen.note(Notice("project-images-unlisted", unlisted))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -130,6 +132,15 @@ def _remove_cluster(
     remove_from(inventory, hosts, workspace, reporter)
 
 
+def _is_special(path: str) -> bool:
+    """Return whether a path is a socket, a pipe or a device, such as one of `ssh`."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+
+
 @contextmanager
 def workspace_copy(
     workspace: Workspace, *, without: Collection[str], place: Path | None = None
@@ -144,8 +155,14 @@ def workspace_copy(
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
-                ignore = shutil.ignore_patterns(*without)
-                shutil.copytree(workspace.root, copy.root, ignore=ignore, symlinks=True)
+                shutil.copytree(
+                    workspace.root,
+                    copy.root,
+                    ignore=lambda folder, names: {
+                        name for name in names if name in without or _is_special(f"{folder}/{name}")
+                    },
+                    symlinks=True,
+                )
             with suppress(FileNotFoundError):
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:

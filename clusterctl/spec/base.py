@@ -289,9 +289,9 @@ Network = Annotated[
 ]
 Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
-# Keys of the validation context. RECORDED: true for the spec of existing hosts, to which newer
-# rules do not
-# apply. HERE: the folder that paths are relative to.
+# Keys of the validation context. RECORDED: true for the spec of existing hosts, which clusterctl wrote:
+# newer rules do not apply to it, and keys of another version are dropped. HERE: the folder that paths
+# are relative to.
 RECORDED: Final = "recorded"
 HERE: Final = "folder"
 

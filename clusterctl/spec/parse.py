@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Generic, get_args, get_origin
+from typing import Any, Final, Generic, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -164,7 +164,9 @@ class Document(Generic[M]):
             raise SpecError(self.file, (problem,), kind=self.filetype.name)
         errors: list[ErrorDetails] = []
         try:
-            model = kind.model_validate(self.values, context=dict(context or {}))
+            # Another version of clusterctl may have recorded keys that this one does not know.
+            extra: Literal["ignore"] | None = "ignore" if (context or {}).get(RECORDED) else None
+            model = kind.model_validate(self.values, context=dict(context or {}), extra=extra)
         except ValidationError as exc:
             errors = exc.errors(include_url=False, include_input=False)
             model = partial_model(kind, self.values, context or {})

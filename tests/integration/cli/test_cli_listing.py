@@ -55,16 +55,26 @@ def test_attached_cluster_has_the_nodes_of_its_partitions(cli: Clusterctl) -> No
     assert one["nodes"] == 3
 
 
-def test_list_cluster_begun_by_terraform_before_hosts(cli: Clusterctl) -> None:
-    for name in ("cloud", "lost"):
-        (cli.home / name / "terraform").mkdir(parents=True)
-    (cli.home / "cloud" / "spec.yaml").write_text(CLOUD)
-    listed = {c["cluster"]: c for c in cli("-o", "json", "list").json["clusters"]}
-    shown = [
-        (listed[name]["provider"], listed[name]["state"], listed[name]["nodes"])
-        for name in ("cloud", "lost")
-    ]
-    assert shown == [("gcp", "unfinished", None), ("-", "unfinished", None)]
+def test_list_knows_a_cluster_by_its_id_alone(cli: Clusterctl) -> None:
+    """Whatever its provider has begun, and also if a machine has refused to join."""
+    for name, text in (("cloud", CLOUD), ("own", OWN), ("lost", "")):
+        (cli.home / name).mkdir(parents=True)
+        (cli.home / name / "id").write_text("a1b2c3\n")
+        if text:
+            (cli.home / name / "spec.yaml").write_text(text)
+    (cli.home / "own" / "joining.json").write_text("{}")
+    (cli.home / "damaged").mkdir()
+    (cli.home / "damaged" / "id").write_text("?")
+    (cli.home / "jobs-only").mkdir()
+    (cli.home / "jobs-only" / "jobs.jsonl").write_text("")
+    clusters = cli("-o", "json", "list").json["clusters"]
+    listed = {c["cluster"]: c for c in clusters if c["workspace"].startswith(str(cli.home))}
+    assert {name: (one["provider"], one["state"], one["id"]) for name, one in listed.items()} == {
+        "cloud": ("gcp", "unfinished", "a1b2c3"),
+        "own": ("onprem", "unfinished", "a1b2c3"),
+        "lost": ("-", "unfinished", "a1b2c3"),
+        "damaged": ("-", "unfinished", None),
+    }
 
 
 def test_list_first_up_that_did_not_finish_is_unfinished(cli: Clusterctl) -> None:
@@ -79,6 +89,12 @@ def test_list_first_up_that_did_not_finish_is_unfinished(cli: Clusterctl) -> Non
     assert [states[name] for name in records] == ["unfinished", "unfinished", "up", "leaving"]
 
 
+OWN = """\
+version: 1
+name: own
+provider: {type: onprem, controller: n1, hosts: {n1: {address: 192.0.2.1}}}
+partitions: [{name: train, hosts: n1}]
+"""
 CLOUD = """\
 version: 1
 name: demo

@@ -60,7 +60,7 @@ SCRATCH = UncopiedFiles(
 )
 LOST = UncopiedFiles(
     "files of job 2 (mine)", "ada", 1, 10, 60, top=HOME, why="the run is not collected",
-    job_id="2", on_disk=10,
+    job_id="2", on_disk=10, token="2",  # noqa: S106
 )  # fmt: skip
 FOLDER_OF_JOB_2 = f"{HOME}/clusterctl/jobs/2"
 
@@ -178,7 +178,7 @@ class StageHost(ScriptedTransport):
     def _row(self, files: UncopiedFiles) -> dict[str, Any]:
         path = FOLDER_OF_JOB_2 if files.job_id else files.what
         names = {"top": files.top, "path": path.removeprefix(f"{files.top}/")}
-        numbers = ("files", "bytes", "age_s", "on_disk")
+        numbers = ("files", "bytes", "age_s", "on_disk", "changed_ns")
         return {
             **{key: base64.b64encode(name.encode()).decode() for key, name in names.items()},
             **{key: getattr(files, key) for key in numbers},

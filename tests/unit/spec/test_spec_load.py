@@ -360,6 +360,22 @@ def test_recorded_spec_of_existing_hosts_skips_newer_rules(tmp_path: Path) -> No
     with refused("uid-maybe-taken", SpecError):
         load_spec(path)
     assert load_spec(path, recorded=True).job_user == User(name="ada", uid=1000)
-    path.write_text(path.read_text().replace("partitions", "partitons"))
-    with refused("unknown-key", SpecError):
+    path.write_text(path.read_text().replace("version: 1", "version: 2"))
+    with pytest.raises(SpecError):
         load_spec(path, recorded=True)
+
+
+def test_recorded_spec_may_have_keys_of_another_version(tmp_path: Path) -> None:
+    """The user never wrote them, and can't be asked to correct them."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "version: 1\n"
+        "name: demo\n"
+        "once: true\n"
+        "provider: {type: local, once: 1}\n"
+        "storage: {keep: false}\n"
+        "partitions: [{name: train, nodes: 1, once: {a: b}}]\n"
+    )
+    with refused("unknown-key", SpecError):
+        load_spec(path)
+    assert load_spec(path, recorded=True).partitions[0].nodes == 1
