@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.all_clusters import ALL
+from clusterctl.cli.all_clusters import ALL, ClusterAnswers, ask_all
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
-from clusterctl.errors import Notice, UsageError
-from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
+from clusterctl.errors import Notice, NotUpError, UsageError
+from clusterctl.runs.query import parse_since
+from clusterctl.runs.saved_usage import ClusterUsage
+from clusterctl.runs.usage import (
+    removed_usages,
+    report_usage,
+    usage_of_cluster,
+    usage_of_runs,
+    usage_since,
+)
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 from clusterctl.scheduler.slurm.usage import UsageGrouping, UsageReport, UsageRow, usage_keys
+from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.workspace import clusters_up
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
+from clusterctl.util.process import call_on_hosts
 
 _NONE: Final = "-"
 
@@ -22,7 +34,10 @@ def usage(
     screen: Screen,
     by: Annotated[
         str,
-        option("Group by user, account, partition, month, or several of them.", metavar="KEY,..."),
+        option(
+            "Group by user, account, partition, cluster, month, or several of them.",
+            metavar="KEY,...",
+        ),
     ] = UsageGrouping.USER.value,
     since: Annotated[str, option("Count since 30d, 12h, or 2026-01-31.", metavar="TIME")] = "30d",
     runs: Annotated[
@@ -37,20 +52,27 @@ def usage(
 
     The hours of nodes, CPUs and GPUs are from Slurm's accounting, with the jobs of all users that
     you may see; on a cluster without accounting, from the runs that were collected on this machine.
+    `down` writes them here before it removes a cluster. With `--cluster all`: of all your clusters,
+    up or down.
     """
     names = [name.strip() for name in by.split(",") if name.strip()] or [UsageGrouping.USER.value]
     keys = usage_keys(names)
-    if screen.cluster == ALL:
-        raise UsageError(
-            "usage shows one cluster, and --cluster all was given",
-            code="options-exclusive",
-            fix="name a cluster, or use --runs without --cluster for the collected runs of all",
-        )
+    unanswered: list[dict[str, Any]] | None = None
     if runs:
+        if screen.cluster == ALL:
+            raise UsageError(
+                "--runs counts the runs of all clusters, and --cluster all was given",
+                code="options-exclusive",
+                fix="leave out --cluster all",
+            )
         found = usage_of_runs(keys, since, screen.chosen().named_cluster())
     else:
-        with open_session(screen.chosen(), patience_s=SHOWN_PATIENCE_S) as session:
-            found = usage_of_cluster(session, keys, since)
+        if screen.cluster == ALL:
+            found, answers = _usage_of_all(keys, since)
+            answers.note_errors(screen)
+            unanswered = answers.unanswered()
+        else:
+            found = _usage_of_chosen(screen.chosen(), keys, since)
         if found.source == "runs":
             text = (
                 "note: the cluster has no accounting: only the runs that were collected on this "
@@ -62,7 +84,36 @@ def usage(
         text = f"note: {records} of jobs can't be read"
         screen.note(Notice("usage-incomplete", text))
     screen.note(*found.notes)
-    screen.result(_answer(found), *_table(screen, found))
+    more = {} if unanswered is None else {"unanswered": unanswered}
+    screen.result({**_answer(found), **more}, *_table(screen, found))
+
+
+def _usage_of_chosen(chosen: ChosenCluster, by: Sequence[UsageGrouping], since: str) -> UsageReport:
+    """Return the usage of a cluster that is up or was removed."""
+    workspace = chosen.workspace()
+    if not workspace.inventory.exists() and (removed := removed_usages(workspace.root.name)):
+        return report_usage(removed, by, since)
+    with open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session:
+        return usage_of_cluster(session, by, since)
+
+
+def _usage_of_all(
+    by: Sequence[UsageGrouping], since: str
+) -> tuple[UsageReport, ClusterAnswers[ClusterUsage]]:
+    """Return the usage of all clusters together, and the answers of those that are up."""
+    first = parse_since(since)
+
+    def ask(name: str) -> ClusterUsage:
+        chosen = ChosenCluster(None, name)
+        with open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session:
+            return usage_since(session, first)
+
+    names = clusters_up()
+    removed = removed_usages()
+    if not names and not removed:
+        raise NotUpError("no cluster is up", fix="`clusterctl up` creates a cluster")
+    answers = ClusterAnswers(*call_on_hosts(names, ask)) if removed else ask_all(names, ask)
+    return report_usage([*answers.found.values(), *removed], by, since), answers
 
 
 def _answer(found: UsageReport) -> dict[str, Any]:

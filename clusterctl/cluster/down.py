@@ -1,4 +1,5 @@
-"""The steps of `down`: collect runs → find files that exist only on the cluster → destroy → verify.
+"""The steps of `down`: collect runs → find files that exist only on the cluster → write the usage →
+destroy → verify.
 
 Also removes orphans: clusters without records on this machine.
 """
@@ -45,6 +46,9 @@ from clusterctl.providers.base import (
 from clusterctl.providers.templates import KeptImage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies
+from clusterctl.runs.saved_usage import save_usage
+from clusterctl.runs.usage import usage_since
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, connect_session
 from clusterctl.spec.models import DEFAULT_PROVIDER, AnyProvider, settings_of_project
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of
@@ -52,6 +56,7 @@ from clusterctl.state.inventory import (
     applied_if_known,
     applied_spec,
     inventory_if_known,
+    job_inventory,
 )
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.removal import BegunRemoval, begun_removal
@@ -215,6 +220,8 @@ def run_phases(
     if not _has_begun(workspace):
         return DownResult(runs, tuple(runner.phases), discarded=discarded, lost=lost)
     spec = applied_if_known(workspace)
+    if workspace.is_configured:
+        runner.run("write_usage", write_usage)
     runner.run("destroy", destroy, provider, lost, discarded)
     images: tuple[KeptImage, ...] = ()
     # The cluster is down, so a failure to list images is no failure of `down`.
@@ -286,6 +293,24 @@ def collect_runs(
             repair = ""
         raise not_collected_error(exc, ids, repair=repair) from exc
     return PhaseResult(tuple(runs), counted(len(runs), "run"))
+
+
+def write_usage(runner: PhaseRunner) -> PhaseResult[None]:
+    """Write what jobs used of the cluster, because its accounting is removed with it. `down` continues
+    if that is impossible.
+    """
+    workspace = runner.workspace
+    entries = Ledger(workspace.jobs).entries()
+    try:
+        inventory = job_inventory(workspace)
+        with connect_session(inventory, workspace, patience_s=SHORT_PATIENCE_S) as session:
+            usage = usage_since(session, 0, {entry.token for entry in entries})
+        save_usage(workspace.cluster_id(), usage)
+    except ClusterctlError as exc:
+        text = f"what jobs have used of this cluster is not known after `down`: {exc.cause}"
+        runner.reporter.note(Notice("usage-unknown", text))
+        return PhaseResult(None, "unknown")
+    return PhaseResult(None, counted(len({each.job for each in usage.held}), "job"))
 
 
 def destroy(

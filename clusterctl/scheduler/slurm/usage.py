@@ -1,4 +1,4 @@
-"""What jobs used of a cluster, by user, account, partition or month: hours and cost."""
+"""What jobs used of clusters, by user, account, partition, cluster or month: hours and cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.slurm.values import GPU, amounts_of
 from clusterctl.spec.names import reject_unknown
 
@@ -23,6 +23,7 @@ class UsageGrouping(StrEnum):
     USER = "user"
     ACCOUNT = "account"
     PARTITION = "partition"
+    CLUSTER = "cluster"
     MONTH = "month"
 
 
@@ -30,7 +31,7 @@ class UsageGrouping(StrEnum):
 class AllocatedTime:
     """A time in which a job held nodes, from ``start`` to ``end`` in Unix seconds.
 
-    job: distinguishes it from other jobs. price: of a node, in USD an hour. None: unknown.
+    job: distinguishes it from all other jobs. price: of a node, in USD an hour. None: unknown.
     suspended_s: seconds of it in which other jobs had the nodes.
     """
 
@@ -45,6 +46,7 @@ class AllocatedTime:
     gpus: float | None = None
     price: float | None = None
     suspended_s: float = 0.0
+    cluster: str = ""
 
     @property
     def month(self) -> str:
@@ -74,7 +76,7 @@ class UsageRow:
 class UsageReport:
     """The usage since a time (Unix seconds), the largest first, and of all together.
 
-    source: accounting, or runs. unread: the number of records that can't be read.
+    source: accounting, runs, or both. unread: the number of records that can't be read.
     notes: lines for the user about damaged records of runs.
     """
 
@@ -93,21 +95,19 @@ def usage_keys(names: Sequence[str]) -> list[UsageGrouping]:
     return [UsageGrouping(name) for name in dict.fromkeys(names)]
 
 
-def usage_of_jobs(
-    jobs: Sequence[JobInfo],
-    by: Sequence[UsageGrouping],
-    since: float,
-    price: Callable[[str], float | None],
-) -> UsageReport:
-    """Return the usage of jobs in the accounting, since a time in Unix seconds.
+def held_by_jobs(
+    jobs: Sequence[JobInfo], cluster: str, cluster_id: str, price: Callable[[str], float | None]
+) -> Iterator[AllocatedTime]:
+    """Yield the times in which jobs in the accounting of a cluster held nodes.
 
-    price: returns the price of a partition's node, in USD an hour.
+    cluster_id: distinguishes the cluster from others of its name. price: returns the price of a
+        partition's node, in USD an hour.
     """
     now = time.time()
     known = cache(price)
-    held = [each for job in jobs for each in _held_by_job(job, now, known)]
-    unread = sum(job.state is JobState.UNKNOWN for job in jobs)
-    return summarize_usage(held, by, (since, now), source="accounting", unread=unread)
+    for job in jobs:
+        for each in _held_by_job(job, now, known):
+            yield replace(each, cluster=cluster, job=f"{cluster_id}/{job.id}")
 
 
 def summarize_usage(

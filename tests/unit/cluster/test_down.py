@@ -28,17 +28,23 @@ from clusterctl.cluster.verify import examine_cluster
 from clusterctl.errors import (
     CollectError,
     LeftoversError,
+    Notice,
     NotUpError,
     OnlyCopyError,
     UnreachableError,
     UsageError,
 )
 from clusterctl.providers.base import HostPlan, Leftover, Orphan, OrphanSearch
+from clusterctl.runs.saved_usage import ClusterUsage, saved_usages
+from clusterctl.scheduler.base import AccountingAwayError
+from clusterctl.scheduler.slurm.usage import AllocatedTime
 from clusterctl.spec.load import dump_spec
+from clusterctl.state.inventory import inventory_if_known
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.removal import BegunRemoval, begun_removal, record_machines, record_removal
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
+from clusterctl.util.progress import MessageLines
 from tests.support.inventories import inventory_of
 from tests.support.messages import condition, refused
 from tests.support.providers import BareProvider, use_provider
@@ -162,6 +168,40 @@ def test_discarded_runs_are_journaled_and_noted(
     *_, row = read_rows(workspace.root.parent / DISCARDED)
     assert row["discarded"] == [*done.lost.runs]
     assert not workspace.root.exists()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_down_writes_the_usage_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    """If the accounting does not answer, `down` says so and continues."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    saved: list[list[ClusterUsage]] = []
+    cloud = Cloud({"ffffff": (DISK,)}, on_destroy=lambda: saved.append([*saved_usages({})]))
+    use_provider(monkeypatch, lambda *_: cloud)
+    workspace = cluster_with_runs(tmp_path)
+    workspace.inventory.write_text(inventory_of(cluster="d").text)
+    workspace.configured.touch()
+    held = AllocatedTime(
+        job="1", user="ada", account="", partition="a", start=0, end=9, nodes=1, cluster="d"
+    )
+    usage = ClusterUsage(cluster="d", source="accounting", held=(held,))
+
+    def usage_since(_: object, since: float, tokens: set[str]) -> ClusterUsage:
+        assert (since, tokens) == (0, {"1", "2", "3"})
+        if not is_known:
+            raise AccountingAwayError("no accounting")
+        return usage
+
+    monkeypatch.setattr(down, "usage_since", usage_since)
+    monkeypatch.setattr(down, "job_inventory", inventory_if_known)
+    notes: list[str] = []
+    runner = PhaseRunner(workspace=workspace, reporter=MessageLines(notes.append))
+    done = down.down(runner, DownOptions(discard=True))
+    assert saved == [[usage] if is_known else []]
+    assert [phase.name for phase in done.phases] == ["look", "write_usage", "destroy"]
+    told = [note.code for note in notes if isinstance(note, Notice)]
+    assert told == ([] if is_known else ["usage-unknown"])
 
 
 def test_down_records_discarded_runs_before_it_removes_hosts(
