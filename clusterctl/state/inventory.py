@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from clusterctl.errors import NotUpError, UsageError
+from clusterctl.errors import NotUpError, SpecError, UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.names import (
@@ -361,10 +361,16 @@ def inventory_if_known(workspace: Workspace) -> Inventory | None:
 def applied_spec(workspace: Workspace) -> ClusterSpec:
     """Return the spec of the last `clusterctl up`. The user may have changed the spec file since
     then.
+
+    Raise UsageError if the file is missing or damaged: clusterctl wrote it, so no user can correct
+    its lines.
     """
     from clusterctl.spec.load import load_spec  # noqa: PLC0415 - as above
 
-    return load_spec(workspace.spec, recorded=True)
+    try:
+        return load_spec(workspace.spec, recorded=True)
+    except SpecError as exc:
+        raise no_spec(workspace, str(exc.problems[0])) from exc
 
 
 def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
@@ -425,16 +431,21 @@ def applied_text(workspace: Workspace) -> bytes:
 
 
 def no_spec(workspace: Workspace, reason: str = "") -> UsageError:
-    """Return the error for a cluster without the spec of its last `up`."""
+    """Return the error for a cluster whose spec of the last `up` is missing or damaged."""
     name = workspace.root.name
+    fix = (
+        f"run {workspace.update}, which writes the record again"
+        if workspace.login.exists()
+        else "run `clusterctl up -f FILE` with the cluster's spec file, which records it again; "
+        f"`clusterctl down --cluster {name}` removes the cluster without it"
+    )
     return UsageError(
-        f"the recorded spec of cluster {name!r} can't be read",
+        f"clusterctl's own record of the spec of cluster {name!r} can't be read",
         code="record-damaged",
         about="spec",
         where=str(workspace.spec),
         why=reason,
-        fix="run `clusterctl up -f FILE` with the cluster's spec file, which records it again; "
-        f"`clusterctl down --cluster {name}` removes the cluster without it",
+        fix=fix,
     )
 
 

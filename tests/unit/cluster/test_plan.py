@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +107,18 @@ def test_provider_plans_in_a_copy_without_secrets(workspace: Workspace, tmp_path
         "terraform/terraform.tfstate",
     }
     assert stub.seen["id"] == (workspace.root / "id").read_bytes()
+
+
+def test_plan_leaves_out_what_is_no_file(workspace: Workspace) -> None:
+    """Such as a socket of ssh, which an earlier version left in the state folder."""
+    stub = Stub()
+    workspace.cluster_id()
+    (workspace.root / "connections").mkdir()
+    os.mkfifo(workspace.root / "connections" / "pipe")
+    (workspace.root / "dangling").symlink_to("nowhere")
+    os.mknod(workspace.root / "connections" / "ssh", stat.S_IFSOCK | 0o600)
+    look(workspace, stub)
+    assert stub.seen.keys() == {"id", "id_ed25519.pub"}
 
 
 def test_plan_refuses_another_provider(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import NotUpError, UsageError
+from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import (
     Inventory,
     PartitionFacts,
     SharedFolder,
+    applied_spec,
     job_inventory,
     job_settings,
     planned_inventory,
@@ -173,3 +175,27 @@ def test_record_of_an_attached_cluster_is_written_by_attach_only(workspace: Work
     workspace.inventory.unlink()
     with refused("not-up", NotUpError, "`clusterctl attach`"):
         job_inventory(workspace)
+
+
+def test_keys_of_another_version_are_dropped_at_any_depth(workspace: Workspace) -> None:
+    record = json.loads(INVENTORY.text)
+    for part in (record, record["hosts"][0], record["shared_folder"], record["partitions"][0]):
+        part["of_another_version"] = {"a": [1]}
+    workspace.inventory.write_text(json.dumps(record))
+    assert job_inventory(workspace) == INVENTORY
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_wrong_value_in_the_recorded_spec_is_a_damaged_record(
+    workspace: Workspace, *, is_attached: bool
+) -> None:
+    """No user can correct a line that clusterctl wrote; `up` writes it again."""
+    text = dump_spec(SPEC)
+    workspace.spec.write_text(text)
+    assert applied_spec(workspace).partitions == SPEC.partitions
+    if is_attached:
+        workspace.login.write_text("ada@login\n")
+    workspace.spec.write_text(text.replace("project: my-project", "project: 3"))
+    command = "clusterctl attach" if is_attached else "clusterctl up -f FILE"
+    with refused("record-damaged/spec", UsageError, "provider.project", f"`{command}`"):
+        applied_spec(workspace)
