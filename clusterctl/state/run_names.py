@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import NotUpError, UsageError
 from clusterctl.spec.names import did_you_mean, first_few, is_cluster_name
 from clusterctl.state.chosen import ChosenCluster, unknown_cluster
 from clusterctl.state.ledger import (
@@ -147,8 +148,9 @@ def cluster_of_jobs(
     certain: for commands that end jobs: raise UsageError if several clusters are known, and neither
         the name, this project nor a spec says which of them is meant.
 
-    Raises UsageError: nothing has the name, several jobs have it, or the jobs are of several
-    clusters.
+    Raises:
+        UsageError: nothing has the name, several jobs have it, or the jobs are of several clusters.
+        NotUpError: the cluster of a job no longer exists, but its run is here.
     """
     if chosen.is_given:
         return chosen
@@ -163,7 +165,26 @@ def cluster_of_jobs(
             ),
             fix="run the command for each cluster",
         )
+    for cluster, name in named.items():
+        if cluster is not None:
+            _reject_gone(cluster, name, chosen)
     return replace(chosen, name=next(iter(named), None))
+
+
+def _reject_gone(cluster: str, name: str, chosen: ChosenCluster) -> None:
+    """Raise NotUpError for a job whose cluster no longer exists, if the job's run is here."""
+    if is_cluster_name(cluster) and Workspace.of(cluster).root.is_dir():
+        return
+    # Of words such as 12_[1-3], the whole job.
+    run = find_run(name.partition("_[")[0] if _JOB.fullmatch(name) else name, chosen)
+    if run.run_folder is not None:
+        shown = shlex.quote(run.full_name)
+        raise NotUpError(
+            f"cluster {cluster!r} of job {name} is not up",
+            why=f"its run is here: {run.run_folder}",
+            fix=f"`clusterctl runs show {shown}` shows how the job ended, and `clusterctl report "
+            f"{shown}` its report",
+        )
 
 
 def _cluster_of(name: str, chosen: ChosenCluster, *, certain: bool) -> str | None:
