@@ -114,6 +114,7 @@ def as_dict(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
         "changes": [dict(zip(keys, row, strict=True)) for row in rows],
         "kept": [host.name for host in plan.hosts.hosts if host.action == "keep"],
         "cost": _cost_dict(plan.hosts),
+        "stays": plan.stays,
         "notes": plan.notes,
         "tasks": [{"host": task.host, "task": task.task, "diff": task.diff} for task in plan.tasks],
     }
@@ -144,6 +145,7 @@ def _parts(screen: Screen, spec: ClusterSpec, plan: Plan) -> Iterator[list[str]]
     for title, lines in (
         ("other changes:", plan.hosts.other),
         ("settings:", plan.settings),
+        ("stays:", plan.stays),
         ("drift:", plan.drift),
         ("tasks that would change a host:", plan.tasks),
         ("notes:", plan.notes),

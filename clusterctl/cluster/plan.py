@@ -5,7 +5,7 @@ Planning writes nothing to the workspace: providers plan in a temporary copy of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,11 +34,12 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm.availability import find_unusable_nodes
 from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.spec.load import SpecDifference, differences
-from clusterctl.spec.models import software_notes
+from clusterctl.spec.models import ClusterSpec, software_notes
 from clusterctl.state.inventory import Inventory, planned_distribution
 from clusterctl.state.workspace import Workspace
 
 _WORDS = {"make": "created", "change": "changed", "replace": "recreated", "remove": "removed"}
+_PACKAGES = "software.packages"
 _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 
 
@@ -47,7 +48,8 @@ class Plan:
     """The changes that `up` would make.
 
     hosts: hosts to create, change, recreate or remove, and their cost.
-    settings: settings that differ from the last `up`. drift: deviations that `up` would repair.
+    settings: settings that differ from the last `up`, as far as an action follows. stays: what the spec
+        no longer has and `up` leaves as it is. drift: deviations that `up` would repair.
     notes: other information for the user.
     tasks: changes that Ansible's check mode reports. Only for machines that the user owns.
     """
@@ -57,6 +59,7 @@ class Plan:
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
     tasks: tuple[TaskResult, ...] = ()
+    stays: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -129,8 +132,47 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ph
         plan = Plan(hosts)
         return PhaseResult(plan, plan.summary, notes)
     unknown = (SpecDifference("spec", "the applied spec is unknown"),)
-    plan = Plan(hosts, differences(cluster.applied, spec) if cluster.applied else unknown)
+    if cluster.applied is None:
+        plan = Plan(hosts, unknown)
+    else:
+        settings, stays = _settings_and_stays(cluster.applied, spec)
+        plan = Plan(hosts, settings, stays=stays)
     return PhaseResult(plan, plan.summary, notes)
+
+
+def _settings_and_stays(
+    before: ClusterSpec, after: ClusterSpec
+) -> tuple[tuple[SpecDifference, ...], tuple[str, ...]]:
+    """Return the differences from which an action of `up` follows, and what stays although the spec no
+    longer has it.
+    """
+    names = [user.name for user in after.users]
+    gone = [user.name for user in before.users if user.name not in names]
+    packages = [name for name in before.software.packages if name not in after.software.packages]
+    stays = [f"user {name}: the account, the home and the Slurm association" for name in gone]
+    stays += [f"package {name}, on the hosts that have it" for name in packages]
+    settings = []
+    for each in differences(before, after):
+        changed: SpecDifference | None = each
+        if each.key.startswith(tuple(f"users.{name}." for name in gone)):
+            changed = None
+        elif each.key == "users" and gone:
+            changed = replace(each, what=_change_of_users(before, after, gone))
+        elif each.key == _PACKAGES and packages:
+            added = [n for n in after.software.packages if n not in before.software.packages]
+            changed = replace(each, what=f"{', '.join(added)} added") if added else None
+        settings += [changed] if changed else []
+    return tuple(settings), tuple(stays)
+
+
+def _change_of_users(before: ClusterSpec, after: ClusterSpec, gone: Sequence[str]) -> str:
+    known = {user.name for user in before.users}
+    added = [user.name for user in after.users if user.name not in known]
+    texts = [f"{', '.join(added)} added"] if added else []
+    texts.append(f"the login of {', '.join(gone)} by clusterctl's key ends")
+    if before.job_user.name != after.job_user.name:
+        texts.append(f"your jobs run as {after.job_user.name}")
+    return "; ".join(texts)
 
 
 def _reject_other_cluster(cluster: ClusterContext) -> None:

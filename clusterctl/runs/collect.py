@@ -477,14 +477,15 @@ class _Collection:
         self.listed = listed
         self.progress: Progress = lambda *_: None
         self.asked: dict[str, AskedJobs] = {}  # by the ID of a job that was asked for
-        self.senders: dict[str, RemoteSender] = {}  # by host
+        self.senders: dict[str, dict[str, RemoteSender]] = {}  # by user and host
         # When the collection began, in nanoseconds by the cluster's clock.
         self.now_ns = clock_of(session.transport)
         self.newer = newer
 
     def close(self) -> None:
-        for open_sender in self.senders.values():
-            open_sender.close()
+        for senders in self.senders.values():
+            for open_sender in senders.values():
+                open_sender.close()
 
     def ask(self, ids: Sequence[str]) -> None:
         """Ask the scheduler about jobs, all together."""
@@ -714,11 +715,12 @@ class _Collection:
         source = RunSource(
             entry.remote_dir, *options, files=entry.files or "", since_ns=entry.compared_ns
         )
-        hosts = self.session.hosts_with_files(nodes)
+        hosts = self.session.hosts_with_files_of(entry.user, nodes)
+        senders = self.senders.setdefault(entry.user, {})
         for host, transport in hosts:
-            self.senders.setdefault(host, sender(transport))
+            senders.setdefault(host, sender(transport))
         try:
-            return fetch_from_hosts([(host, self.senders[host]) for host, _ in hosts], source, work)
+            return fetch_from_hosts([(host, senders[host]) for host, _ in hosts], source, work)
         except (NoAnswerError, CommandError) as exc:
             raise CollectError(
                 f"the files of job {job_id} can't be read",

@@ -21,7 +21,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.inventory import Inventory, applied_spec, job_inventory
 from clusterctl.state.ledger import CLIENT_FACTS, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import RootTransport, Transport
 from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
@@ -40,12 +40,14 @@ class Session:
     """A connection to the controller as the job user.
 
     nodes: node -> connection, which opens at the first command.
+    roots: host -> connection as root, in the same way. Empty if other people operate the cluster.
     """
 
     site: Site
     scheduler: Jobs
     ledger: Ledger
     nodes: Mapping[str, Transport] = field(default_factory=dict)
+    roots: Mapping[str, Transport] = field(default_factory=dict)
 
     @property
     def inventory(self) -> Inventory:
@@ -83,6 +85,17 @@ class Session:
         own = self.site.folders.apart(hosts)
         transports = tuple((host, self.nodes[host]) for host in own if host in self.nodes)
         return transports or ((self.transport.host, self.transport),)
+
+    def hosts_with_files_of(
+        self, user: str, hosts: Sequence[str]
+    ) -> tuple[tuple[str, Transport], ...]:
+        """Return the result of ``hosts_with_files``, as root if the files are of another user: one whom
+        the spec no longer has.
+        """
+        found = self.hosts_with_files(hosts)
+        if user == self.inventory.job_user:
+            return found
+        return tuple((host, self.roots.get(host, transport)) for host, transport in found)
 
     def packed_job(self, job_id: str) -> str:
         """Return the ID of the job that runs the task ``job_id`` (`submit --pack`). "" if no job of
@@ -153,7 +166,9 @@ def session_of(
     ledger = Ledger(workspace.jobs)
     scheduler = site.client(controller, connections.to, patience_s, ledger)
     nodes = {host.name: connections.to(host.name, user) for host in inventory.compute}
-    return Session(site, scheduler, ledger, nodes)
+    hosts = [host.name for host in inventory.hosts] if site.as_root else []
+    roots = {name: RootTransport(connections.to(name)) for name in hosts}
+    return Session(site, scheduler, ledger, nodes, roots)
 
 
 @contextmanager

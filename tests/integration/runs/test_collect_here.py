@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +20,8 @@ from clusterctl.runs.find import find_runs
 from clusterctl.runs.folder import working_folder
 from clusterctl.state.ledger import is_of_project
 from clusterctl.state.run_record import RunRecord
+from clusterctl.transport.base import Conversation
+from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import finished
 
@@ -76,6 +82,32 @@ def test_collect_everywhere_uses_this_folder_if_the_other_is_unusable(
         a.write_text("")
     runs = collect(session, everywhere=True)
     assert {run.directory.parent for run in runs} == {b / "runs"}
+
+
+class Counted(LocalTransport):
+    """A connection that counts its conversations."""
+
+    conversations = 0
+
+    def converse(self, argv: Sequence[str], **more: Any) -> AbstractContextManager[Conversation]:
+        self.conversations += 1
+        return super().converse(argv, **more)
+
+
+@pytest.mark.parametrize(("user", "conversations"), [("hpc", 0), ("former", 1)])
+def test_runs_of_a_user_whom_the_spec_no_longer_has_are_fetched_as_root(
+    session, cluster, tmp_path, user, conversations
+):
+    """One connection serves all their runs."""
+    root = Counted()
+    ids = [finished(session, cluster, tmp_path, "echo x >result.txt") for _ in range(2)]
+    for job_id in ids:
+        session.ledger.update(session.ledger.find(job_id), user=user)
+        cluster.change(job_id, user=user)
+    runs = collect(replace(session, roots={session.transport.host: root}), out=tmp_path / "r")
+    assert [(run.directory / "result.txt").read_text() for run in runs] == ["x\n", "x\n"]
+    assert ([run.user for run in runs], [run.skipped for run in runs]) == ([user] * 2, [()] * 2)
+    assert root.conversations == conversations
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,45 @@ def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> Non
         look(workspace, Stub(), SPEC)
 
 
+def test_plan_tells_what_stays_although_the_spec_no_longer_has_it(tmp_path: Path) -> None:
+    """Only changes from which an action follows are settings."""
+
+    def spec_with(users: str, packages: str) -> ClusterSpec:
+        return spec_of(
+            {"name": "train", "nodes": 1},
+            users=[
+                {"name": name, "uid": 2000 + number} for number, name in enumerate(users.split())
+            ],
+            software={"packages": packages.split()},
+        )
+
+    def settings_and_stays(before: ClusterSpec, after: ClusterSpec) -> tuple[list[str], int]:
+        workspace.spec.write_text(dump_spec(before))
+        plan = look(workspace, Stub(), after)
+        return [str(each) for each in plan.settings], len(plan.stays)
+
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.inventory.write_text(inventory_of().text)
+    old = spec_with("hpc bob", "nodejs git")
+    assert settings_and_stays(old, old) == ([], 0)
+    settings, stays = settings_and_stays(old, spec_with("hpc bob", "git"))
+    assert (settings, stays) == ([], 1)
+    settings, stays = settings_and_stays(old, spec_with("hpc bob", "git zsh"))
+    assert stays == 1
+    assert [("zsh" in line, "git" in line, "nodejs" in line) for line in settings] == [
+        (True, False, False)
+    ]
+    settings, stays = settings_and_stays(old, spec_with("hpc", "nodejs git"))
+    assert stays == 1
+    assert [line.split(":")[0] for line in settings] == ["users"]
+    assert ("bob" in settings[0], "hpc" in settings[0]) == (True, False)
+    settings, stays = settings_and_stays(old, spec_with("ada", ""))
+    assert stays == 4
+    assert [word in settings[0] for word in ("ada added", "hpc, bob")] == [True, True]
+    assert len([line for line in settings if line.startswith("users.hpc")]) == 0
+
+
 def test_hosts_without_a_finished_up_need_configuration(tmp_path: Path) -> None:
     found = look(Workspace(tmp_path / "d"), Stub((HostChange("d-ctl", "keep", "the controller"),)))
     assert [drift.host for drift in found.drift] == ["d-ctl"]
