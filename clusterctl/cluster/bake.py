@@ -171,7 +171,7 @@ def _bake_machine(
     expected = replace(image.controller, distribution=distribution.release)
     image = replace(image, hosts=(expected, *image.compute))
     with (
-        workspace_copy(workspace, without=[workspace.terraform.name, workspace.logs.name]) as copy,
+        workspace_copy(workspace, without=[workspace.logs.name]) as copy,
         Connections(copy.ssh_config) as connections,
     ):
         probed_image = report_steps(

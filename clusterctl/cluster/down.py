@@ -43,6 +43,7 @@ from clusterctl.providers.base import (
     Provider,
     pending_releases,
 )
+from clusterctl.providers.registry import may_have_hosts
 from clusterctl.providers.templates import KeptImage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies
@@ -240,7 +241,7 @@ def _has_begun(workspace: Workspace) -> bool:
     """Return whether `up` may have made or changed a host, or a removed host must be released."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
-    has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.has_id
+    has_files = workspace.spec.exists() or workspace.has_id or may_have_hosts(workspace)
     return has_files and not workspace.adopts_hosts
 
 
@@ -421,12 +422,8 @@ def _applied_settings(workspace: Workspace) -> AnyProvider:
     try:
         return applied_spec(workspace).provider
     except UsageError:
-        created = workspace.terraform.is_dir() and (
-            workspace.spec.exists() or workspace.inventory.exists()
-        )
-        if created or workspace.adopts_hosts or any(workspace.terraform.glob("*.tfstate*")):
+        if may_have_hosts(workspace):
             raise
-        # At Google nothing is created before the spec is written.
         return DEFAULT_PROVIDER
 
 

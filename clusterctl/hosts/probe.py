@@ -522,8 +522,8 @@ def with_distributions(
     write_ssh_files(inventory, workspace)
     try:
         requests = dict.fromkeys(unknown, _DISTRIBUTION)
-        # New hosts on Google Cloud publish their host keys before they create the account.
-        is_new = inventory.traits.is_cloud
+        # A new host may publish its host key before it creates the account.
+        is_new = bool(inventory.traits.late_account_fix)
         limit_s = timeout_s if is_new else TIMEOUT_S
         answers = []
         for answer in filter(None, ask_hosts(requests, to, timeout_s=limit_s, new=is_new)):
@@ -536,10 +536,7 @@ def with_distributions(
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"check the connection with `{by_hand}`, then run `clusterctl up` again"
         if is_new and any(failure.about == KeyRefusedError.about for failure in exc.failures):
-            fix = (
-                "see the host's boot log: the host creates the account itself (docs/gcp.md, OS "
-                "Login)"
-            )
+            fix = inventory.traits.late_account_fix
         raise TransportError(
             exc.what,
             code=exc.code,

@@ -23,7 +23,8 @@ _CUDA_ROLE: Final = "cuda"
 _RENAMED: Final = 580
 # The major CUDA version of CuPy in the job environment.
 _CUDA: Final = 12
-_AT_GOOGLE: Final = frozenset({"bucket", "scratch"})
+# The roles for what only rented hosts have: a bucket, and local disks for /scratch.
+_OF_RENTED: Final = frozenset({"bucket", "scratch"})
 # Packages that Ansible's modules need on a host and would otherwise install themselves.
 _OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "Debian": ("python3-apt",),
@@ -49,7 +50,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
 
     Raise a ClusterctlError if a role's variables contain templates.
     """
-    excluded = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
+    excluded = _OF_RENTED if software.apptainer else {*_OF_RENTED, _APPTAINER}
     roles = {
         folder.parent.name for folder in data_folder("ansible").glob("roles/*/vars")
     } - excluded

@@ -390,6 +390,13 @@ class Provider(ABC):
         running.
         """
 
+    @staticmethod
+    def may_have_hosts(workspace: Workspace) -> bool:  # noqa: ARG004
+        """Return whether the provider's own files in a workspace say that it may have made or taken
+        hosts, for a cluster whose recorded spec is missing or damaged.
+        """
+        return False
+
     @abstractmethod
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         """Delete a cluster's resources. Without a ``workspace``, find the resources by

@@ -327,6 +327,8 @@ class ProviderSettings(SpecModel):
     shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no
         firewall.
     is_cloud: whether the hosts are rented, by machine type.
+    late_account_fix: the fix if a new host keeps refusing the key, where hosts publish their host
+        keys before they create the account of clusterctl. "": they have it from the start.
     first_verb: the verb of clusterctl that makes a cluster of a spec ready for jobs.
     default_uid: uid of the job user if the spec has no users. None: the uid that runs clusterctl.
     """
@@ -338,6 +340,7 @@ class ProviderSettings(SpecModel):
     may_have_fabric: ClassVar[bool]
     shares_kernel: ClassVar[bool]
     is_cloud: ClassVar[bool]
+    late_account_fix: ClassVar[str]
     first_verb: ClassVar[str]
     default_uid: ClassVar[int | None]
 

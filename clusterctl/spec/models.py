@@ -77,6 +77,7 @@ class UnknownProvider(ProviderSettings):
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = False
+    late_account_fix: ClassVar[str] = ""
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None
 

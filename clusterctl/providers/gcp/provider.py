@@ -245,6 +245,13 @@ class GcpProvider(Provider):
     def alive(self, cluster_id: str) -> bool:
         return orphans.has_running_instance(self._api, cluster_id)
 
+    @staticmethod
+    def may_have_hosts(workspace: Workspace) -> bool:
+        folder = workspace.terraform
+        # Nothing is created before the spec is written.
+        has_records = workspace.spec.exists() or workspace.inventory.exists()
+        return (folder.is_dir() and has_records) or any(folder.glob("*.tfstate*"))
+
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         has_state = workspace is not None and has_module(workspace.terraform)
         area = _area_of(workspace)

@@ -196,6 +196,10 @@ class OnpremProvider(Provider):
         # Nobody else knows whether a machine that does not answer is off.
         return True
 
+    @staticmethod
+    def may_have_hosts(workspace: Workspace) -> bool:
+        return workspace.adopts_hosts
+
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
             with self._login(None) as login:

@@ -41,6 +41,7 @@ class ExistingSettings(ProviderSettings):
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = False
+    late_account_fix: ClassVar[str] = ""
     first_verb: ClassVar[str] = "attach"
     default_uid: ClassVar[int | None] = None
 

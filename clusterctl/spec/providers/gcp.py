@@ -135,6 +135,9 @@ class GcpSettings(ProviderSettings):
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = True
+    late_account_fix: ClassVar[str] = (
+        "see the host's boot log: the host creates the account itself (docs/gcp.md, OS Login)"
+    )
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = 10_000
 

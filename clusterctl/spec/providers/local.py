@@ -42,6 +42,7 @@ class LocalSettings(ProviderSettings):
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = True
     is_cloud: ClassVar[bool] = False
+    late_account_fix: ClassVar[str] = ""
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None
 

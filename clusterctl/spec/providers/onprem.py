@@ -73,6 +73,7 @@ class OnpremSettings(ProviderSettings):
     may_have_fabric: ClassVar[bool] = True
     shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = False
+    late_account_fix: ClassVar[str] = ""
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None
 

@@ -407,10 +407,14 @@ def test_up_is_no_remedy_for_a_machine_of_an_owner_that_is_off(
     assert ("clusterctl up" in caught.value.fix) is not is_own
 
 
-def test_down_with_a_damaged_spec_keeps_the_terraform_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorded", ["torn", None])
+def test_down_with_a_damaged_spec_keeps_the_terraform_state(
+    tmp_path: Path, recorded: str | None
+) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
-    workspace.spec.write_text("torn")
+    if recorded is not None:
+        workspace.spec.write_text(recorded)
     state = workspace.root / "terraform" / "terraform.tfstate"
     state.parent.mkdir()
     state.write_text("resources that cost money")

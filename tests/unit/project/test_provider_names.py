@@ -4,7 +4,9 @@ contracts of import-linter; it can't see a comparison with a text, so this test 
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,62 @@ def test_module_outside_providers_never_asks_for_a_name() -> None:
 )
 def test_questions_finds_each_way_to_ask(line: str, *, asks: bool) -> None:
     assert bool(questions(line)) is asks
+
+
+DOCSTRING_AFTER = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+# What a provider's tool, file or login service is called, in code outside comments.
+SERVICE = re.compile(r"terraform|tfstate|google|gcloud|os.?login", re.IGNORECASE)
+# Modules that may name them: the forms of secrets, the errors of ssh's programs, and the options of
+# a project's name.
+NAMING = {
+    "cli/down.py",
+    "cli/verbs.py",
+    "cluster/storage.py",
+    "errors.py",
+    "state/workspace.py",
+    "transport/refusals.py",
+    "util/redact.py",
+    "util/secret_forms.py",
+}
+
+
+def services(text: str) -> list[str]:
+    """Return the names and texts in code, without comments and docstrings, that name a service."""
+    words = []
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and before in DOCSTRING_AFTER
+        if token.type in {tokenize.NAME, tokenize.STRING} and not is_docstring:
+            words += [token.string] if SERVICE.search(token.string) else []
+        if token.type not in {tokenize.COMMENT, tokenize.NL}:
+            before = token.type
+    return words
+
+
+def test_only_named_modules_outside_providers_know_a_service_of_one() -> None:
+    paths = {path.relative_to(PACKAGE): path for path in PACKAGE.rglob("*.py")}
+    outside = {
+        str(name): path.read_text()
+        for name, path in paths.items()
+        if name.parts[0] not in {"providers", "spec", "_assets"}
+    }
+    assert {name for name, text in outside.items() if services(text)} == NAMING
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ('for folder in state_home().glob("[!.]*/terraform"): pass', True),
+        ("created = workspace.terraform.is_dir()", True),
+        ('_AT_GOOGLE = frozenset({"bucket"})', True),
+        ('fix = "see docs/gcp.md, OS Login"', True),
+        ("# Google needs a letter.", False),
+        ('"""Return what Terraform made."""', False),
+        ("is_new = bool(traits.late_account_fix)", False),
+    ],
+)
+def test_services_finds_each_way_to_name_one(line: str, *, names: bool) -> None:
+    assert bool(services(line + "\n")) is names
 
 
 def test_provider_folder_belongs_to_a_registered_provider() -> None:
