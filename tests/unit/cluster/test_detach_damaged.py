@@ -19,6 +19,6 @@ def test_detach_keeps_all_files_of_a_workspace_with_a_damaged_spec(tmp_path: Pat
     workspace.spec.write_text("version: 1\nname: campus\nprovider: {type: existing")
     workspace.jobs.touch()
     before = {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
-    with refused("bad-yaml", UsageError):
+    with refused("record-damaged/spec", UsageError):
         detach(workspace, DetachOptions())
     assert {path: path.read_bytes() for path in before if path.exists()} == before
