@@ -71,11 +71,11 @@ def with_after(job: JobSpec, site: Site, cluster: str) -> tuple[JobSpec, str]:
     note = ""
     if missing := [job_id for job_id, folder in zip(ids, folders, strict=True) if folder is None]:
         reason = (
-            f"job {first_few(missing)} was not submitted from this machine"
+            f"this machine did not submit job {first_few(missing)}"
             if site.folders.are_one
             else "the nodes share no folder"
         )
-        note = f"note: {job.name}: no variable has the path of its files, because {reason}"
+        note = f"{job.name}: no variable has the path of its files, because {reason}"
     return job.model_copy(update={"env": {**job.env, **variables}}) if variables else job, note
 
 

@@ -104,6 +104,8 @@ def test_job_after_one_of_another_machine_or_without_a_shared_folder_has_no_vari
     told, note = with_after(job, session.site, ledger.cluster)
     assert [*told.env] == [f"{AFTER}1"]
     assert foreign in note
+    # The caller writes it.
+    assert not note.startswith("note: ")
     told, note = with_after(job, apart.site, ledger.cluster)
     assert (told, bool(note)) == (job, True)
     task = JobSpec(name="go", bundled="probe", after=(f"{job_id}_3",))
