@@ -734,17 +734,19 @@ def test_submit_flags_replace_only_the_same_options_of_a_script(cluster: Cluster
         "#SBATCH -N2 -n1 --time=7 --mem-per-cpu=300M\n"
         "#SBATCH --gres=gpu:1 --nice=3  # one line more"
     )
-    body = "echo $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_MEM_PER_NODE $(hostname); sleep 2"
+    body = "echo $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_MEM_PER_NODE $(hostname) | tee facts; sleep 2"
     path = script(cluster, "own.sh", f"#!/bin/bash\n{lines}\n{body}\n")
     assert "--ntasks=1" in cluster("submit", path, "--nodes", "2", rc=2).stderr
     node, other = (f"{cluster.name}-train-{number}" for number in (2, 1))
     assert f"--slurm --exclude={other}" in cluster("submit", path, "--exclude", other, rc=2).stderr
     flags = "--nodes 1 --tasks-per-node 1 --mem 200M --gpus 0".split()
     first = cluster.json("submit", path, *flags, "--slurm", f"--exclude={other}")["job_id"]
-    second = cluster.json("submit", "probe", "--after", first, "--slurm", f"-w {node}", "--wait")[
+    reader = script(cluster, "reader.sh", '#!/bin/bash\nsrun cat "$CLUSTERCTL_AFTER_1/facts"\n')
+    second = cluster.json("submit", reader, "--after", first, "--slurm", f"-w {node}", "--wait")[
         "job_id"
     ]
-    assert (cluster.run_of(first) / "stdout.log").read_text() == f"1 1 200 {node}\n"
+    for job_id in (first, second):
+        assert (cluster.run_of(job_id) / "stdout.log").read_text() == f"1 1 200 {node}\n"
     assert cluster.sacct(first, "Timelimit") == "00:07:00"
     assert cluster.sacct(second, "Start") >= cluster.sacct(first, "End")
     assert cluster.sacct(second, "NodeList") == node
