@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from clusterctl.cli.all_clusters import ALL, ClusterAnswers, ask_all
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
-from clusterctl.errors import Notice, NotUpError, UsageError
+from clusterctl.errors import Notice, NotUpError
 from clusterctl.runs.query import parse_since
 from clusterctl.runs.saved_usage import ClusterUsage
 from clusterctl.runs.usage import (
@@ -59,13 +59,8 @@ def usage(
     keys = usage_keys(names)
     unanswered: list[dict[str, Any]] | None = None
     if runs:
-        if screen.cluster == ALL:
-            raise UsageError(
-                "--runs counts the runs of all clusters, and --cluster all was given",
-                code="options-exclusive",
-                fix="leave out --cluster all",
-            )
-        found = usage_of_runs(keys, since, screen.chosen().named_cluster())
+        cluster = None if screen.cluster == ALL else screen.chosen().named_cluster()
+        found = usage_of_runs(keys, since, cluster)
     else:
         if screen.cluster == ALL:
             found, answers = _usage_of_all(keys, since)

@@ -44,11 +44,6 @@ REFUSED = {
     ),
     "a word too many": (["schema", "extra"], "option-invalid/command-line", "extra"),
     "no spec file of that name": (["-f", "missing.yaml", "up"], "not-found/file", "missing.yaml"),
-    "usage of all clusters by their runs": (
-        ["--cluster", "all", "usage", "--runs"],
-        "options-exclusive",
-        "--cluster all",
-    ),
     "no cluster of that name": (["status"], "not-up", "'local'"),
 }
 
