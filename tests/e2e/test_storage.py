@@ -126,7 +126,7 @@ VERBS = {
     "code": "not-yours/user",
     "collect": "not-yours/user",
     "cancel": "slurm-refused/job-cancel",
-    "replay": "not-found/collected-run",
+    "replay": "not-found/job",
 }
 
 
