@@ -600,7 +600,9 @@ class _Collection:
         with self.reporting_write_errors(run.job_id, final), working_folder(final) as work:
             tree = work / "tree"
             home = {name: facts for name, facts in known.items() if name not in damaged}
-            manifest = self.fetch(entry, run.nodes, work, home)
+            # A job that this one submitted may still be writing.
+            is_newer = entry.token in self.newer
+            manifest = self.fetch(entry, run.nodes, work, home, still_changing=is_newer)
             kept = self.session.ledger.kept(entry.token)
             write_kept(tree, kept)
             lost = self._mend(entry, run, tree, manifest, damaged)

@@ -13,6 +13,7 @@ import pytest
 from clusterctl.runs.collect import collect
 from clusterctl.runs.folder import damaged_files
 from clusterctl.state.run_record import RunRecord
+from clusterctl.transport.get import Download
 from tests.support.played.cluster import PlayedCluster, finished
 
 
@@ -89,6 +90,30 @@ def test_file_that_was_edited_here_stays_beside_the_newer_one(session, job):
     collect(session)
     assert (here / "result.txt").read_text() == "old\nnew\n"
     assert (here / "result.txt.changed").read_text() == "my note\n"
+
+
+def test_file_that_is_being_written_there_is_left_for_the_next_collect(
+    session, job, monkeypatch: pytest.MonkeyPatch
+):
+    """A child that the job has submitted still runs."""
+    _, there, here = job
+    written_by_a_child(there)
+    growing = there / "child.log"
+    growing.write_text("0\n")
+    send = Download.bring
+
+    def truncated(self: Any, *args: Any, **more: Any) -> Any:
+        growing.write_text("")
+        return send(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Download, "bring", truncated)
+        (run,) = collect(session)
+    assert [left.path for left in run.skipped if "changed" in left.reason] == ["files/child.log"]
+    assert (here / "child" / "result.txt").exists()
+    growing.write_text("done\n")
+    collect(session)
+    assert (here / "child.log").read_text() == "done\n"
 
 
 def test_run_that_differs_in_nothing_is_not_fetched(session, job, cluster):
