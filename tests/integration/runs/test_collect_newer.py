@@ -104,7 +104,9 @@ def test_file_that_is_being_written_there_is_left_for_the_next_collect(
 
     def truncated(self: Any, *args: Any, **more: Any) -> Any:
         growing.write_text("")
-        return send(self, *args, **more)
+        arrived = send(self, *args, **more)
+        growing.write_text("more\n")
+        return arrived
 
     with monkeypatch.context() as patch:
         patch.setattr(Download, "bring", truncated)
