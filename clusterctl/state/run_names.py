@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -123,6 +123,23 @@ class NamedRun:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What this machine knows of jobs, read once for all names of a command.
+
+    ledgers: of all clusters. runs: those in ./runs of these jobs: job id -> cluster -> token -> folder.
+    """
+
+    ledgers: Sequence[Ledger]
+    runs: Mapping[str, Mapping[str, Mapping[str, Path]]]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> _Known:
+        matches = filter(None, map(_JOB.fullmatch, names))
+        ids = [match["job"] for match in matches if not match["cluster"]]
+        return cls(ledgers(), _runs_of_jobs([RUNS.absolute()], ids) if ids else {})
+
+
 def is_number(name: str) -> bool:
     """Return whether a name is a job id without its cluster."""
     match = _JOB.fullmatch(name)
@@ -154,7 +171,9 @@ def cluster_of_jobs(
     """
     if chosen.is_given:
         return chosen
-    named = {_cluster_of(name, chosen, certain=certain): name for name in names}
+    names = [*names]
+    known = _Known.of(names)
+    named = {_cluster_of(name, chosen, known, certain=certain): name for name in names}
     if len(named) > 1:
         raise UsageError(
             "these jobs are of several clusters",
@@ -187,17 +206,17 @@ def _reject_gone(cluster: str, name: str, chosen: ChosenCluster) -> None:
         )
 
 
-def _cluster_of(name: str, chosen: ChosenCluster, *, certain: bool) -> str | None:
+def _cluster_of(name: str, chosen: ChosenCluster, known: _Known, *, certain: bool) -> str | None:
     """Return the name of a job's cluster. None: the cluster that a command without a name uses."""
     match = _JOB.fullmatch(name)
     if match is None:
         return _run_at(name).cluster or None
     if match["cluster"]:
         return match["cluster"]
-    run = _by_number(name, match, chosen)
+    run = _by_number(name, match, chosen, known)
     if not certain or chosen.spec_file is not None:
         return run.cluster if run else None
-    if run is None and len(ledgers()) > 1:
+    if run is None and len(known.ledgers) > 1:
         raise _unchosen(name, match)
     if run is not None and _entry_of(run.cluster, run.job_id) != run.entry:
         # The run is of this project, but the cluster's numbers have begun again since.
@@ -227,7 +246,7 @@ def find_run(name: str, chosen: ChosenCluster | None = None, *, certain: bool = 
     elif match["cluster"]:
         run = _of_cluster(name, match["cluster"], match)
     else:
-        run = _by_number(name, match, chosen, certain=certain)
+        run = _by_number(name, match, chosen, _Known.of([name]), certain=certain)
         if run is None:
             raise _unchosen(name, match)
     if chosen.is_given and run.cluster not in {"", cluster := chosen.workspace().root.name}:
@@ -248,7 +267,12 @@ def newest_job(chosen: ChosenCluster) -> NamedRun:
         if not workspace.root.is_dir():
             raise unknown_cluster(workspace.root.name)
         known = [Ledger(workspace.jobs)]
-    jobs = [(job, ledger.cluster) for ledger in known for job in ledger.entries() if job.job_id]
+    jobs = [
+        (job, ledger.cluster)
+        for ledger in known
+        for job in ledger.entries()
+        if job.job_id and not job.refused
+    ]
     of_project = [pair for pair in jobs if pair[0].folder and is_of_project(pair[0].folder, here)]
     candidates = of_project or (jobs if chosen.is_given else [])
     if not candidates:
@@ -266,7 +290,12 @@ def newest_job(chosen: ChosenCluster) -> NamedRun:
 
 
 def _by_number(
-    name: str, match: re.Match[str], chosen: ChosenCluster, *, certain: bool = False
+    name: str,
+    match: re.Match[str],
+    chosen: ChosenCluster,
+    known: _Known,
+    *,
+    certain: bool = False,
 ) -> NamedRun | None:
     """Return the job that a number means: of this project, otherwise of the chosen cluster.
 
@@ -277,7 +306,7 @@ def _by_number(
     """
     if chosen.is_given:
         return _of_cluster(name, chosen.workspace().root.name, match)
-    found = {run.cluster: run for run in _of_project(name, match)}
+    found = {run.cluster: run for run in _of_project(name, match, known)}
     if certain and not found:
         return None
     if chosen.spec_file is not None:
@@ -293,22 +322,22 @@ def _of_cluster(name: str, cluster: str, match: re.Match[str]) -> NamedRun:
     """Return the job of this cluster with this id, which may be unknown here."""
     if entry := _entry_of(cluster, match["job"]):
         return _submitted(name, cluster, match, entry)
-    runs = _runs_of_job(runs_folders(), match["job"]).get(cluster, {})
-    return _collected(name, cluster, match, runs)
+    runs = _runs_of_jobs(runs_folders(), [match["job"]]).get(match["job"], {})
+    return _collected(name, cluster, match, runs.get(cluster, {}))
 
 
-def _of_project(name: str, match: re.Match[str]) -> Iterator[NamedRun]:
+def _of_project(name: str, match: re.Match[str], known: _Known) -> Iterator[NamedRun]:
     """Yield the jobs with this id that were submitted from this project, or whose run is in ./runs:
     one for each cluster.
     """
     here = Path.cwd()
     clusters = set()
-    for ledger in ledgers():
+    for ledger in known.ledgers:
         entry = ledger.find(match["job"])
         if entry is not None and entry.folder and is_of_project(entry.folder, here):
             clusters.add(ledger.cluster)
             yield _submitted(name, ledger.cluster, match, entry)
-    for cluster, runs in _runs_of_job([RUNS.absolute()], match["job"]).items():
+    for cluster, runs in known.runs.get(match["job"], {}).items():
         if cluster in clusters:
             continue
         entry = _entry_of(cluster, match["job"])
@@ -326,7 +355,8 @@ def _submitted(name: str, cluster: str, match: re.Match[str], entry: JobEntry) -
     if folder is None or token_of_run(folder) != entry.token:
         # The user has moved the run, or another state folder has collected it.
         folders = runs_folders() if folder else [RUNS.absolute()]
-        folder = _runs_of_job(folders, match["job"]).get(cluster, {}).get(entry.token)
+        runs = _runs_of_jobs(folders, [match["job"]]).get(match["job"], {})
+        folder = runs.get(cluster, {}).get(entry.token)
     token = entry.token if folder else ""
     return NamedRun(name, folder, token, entry, match["job"], match["task"] or "", cluster)
 
@@ -368,7 +398,7 @@ def _unchosen(name: str, match: re.Match[str]) -> UsageError:
     clusters = dict.fromkeys(
         (
             *(ledger.cluster for ledger in ledgers() if ledger.find(match["job"])),
-            *_runs_of_job(runs_folders(), match["job"]),
+            *_runs_of_jobs(runs_folders(), [match["job"]]).get(match["job"], {}),
         )
     )
     known = [NamedRun(name, None, "", None, match["job"], match["task"] or "", c) for c in clusters]
@@ -463,14 +493,19 @@ def _whole(path: Path) -> tuple[Path, str]:
     return (path.parent, task[1]) if task and token_of_run(path.parent) else (path, "")
 
 
-def _runs_of_job(folders: Iterable[Path], job_id: str) -> dict[str, dict[str, Path]]:
-    """Return cluster -> token -> folder of the runs in these folders of jobs with this id."""
-    mentions_id = re.compile(rb'"job_id":\s*"%s"' % job_id.encode())
-    runs: dict[str, dict[str, Path]] = {}
+def _runs_of_jobs(
+    folders: Iterable[Path], ids: Collection[str]
+) -> dict[str, dict[str, dict[str, Path]]]:
+    """Return job id -> cluster -> token -> folder of the runs in these folders of jobs with these
+    ids.
+    """
+    mentions_id = re.compile(rb'"job_id":\s*"(?:%s)"' % "|".join(ids).encode())
+    runs: dict[str, dict[str, dict[str, Path]]] = {}
     for path in readable_runs(folders):
         record = read_record(path, mentions_id)
-        if record.get("job_id") == job_id:
-            of_cluster = runs.setdefault(str(record.get("cluster")), {})
+        if (job_id := record.get("job_id")) in ids:
+            of_job = runs.setdefault(str(job_id), {})
+            of_cluster = of_job.setdefault(str(record.get("cluster")), {})
             of_cluster.setdefault(str(record.get("token")), path)
     return runs
 
