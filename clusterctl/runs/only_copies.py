@@ -203,7 +203,7 @@ class Search:
     def find(self) -> OnlyCopies:
         """Search all hosts in parallel. The result's ``unknown`` lists hosts that do not answer."""
         controller = (self.inventory.controller.name,) if self.shared else ()
-        answers, failed = call_on_hosts(dict.fromkeys([*controller, *self.hosts]), self._ask)
+        answers, failed = call_on_hosts(dict.fromkeys([*controller, *self.hosts]), self.ask)
         unknown = [
             f"{host} could not be checked: {printable(exc.cause)}" for host, exc in failed.items()
         ]
@@ -229,7 +229,8 @@ class Search:
         as_root = () if self.jobs else self.site.as_root
         return [*as_root, *remote_argv(_PROGRAM, json.dumps(request))]
 
-    def _ask(self, host: str) -> OnlyCopies:
+    def ask(self, host: str) -> OnlyCopies:
+        """Search a host. Raises TransportError: it does not answer, or can't be understood."""
         files = []
         unknown = []
         row: dict[str, Any] = {}
@@ -493,7 +494,7 @@ def newer_than_runs(session: Session, entries: Sequence[JobEntry]) -> frozenset[
     the job's run was last compared with it.
 
     entries: jobs of the job user whose runs are here. Files that the last `collect` left there do not
-    count.
+    count, nor do those in folders that their user has closed.
 
     Raises TransportError: the cluster can't be reached.
     """
@@ -510,6 +511,6 @@ def newer_than_runs(session: Session, entries: Sequence[JobEntry]) -> frozenset[
     compared = {entry.token: entry.compared_ns for entry in entries}
     return frozenset(
         row.token
-        for row in search.find().files
+        for row in search.ask(session.inventory.controller.name).files
         if row.token in compared and row.changed_ns > compared[row.token]
     )

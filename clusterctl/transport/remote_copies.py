@@ -70,10 +70,11 @@ MOST_UNREAD = 20
 HOMES = b"home"
 JOBS_FOLDER = b"jobs"
 JOBS = b"clusterctl/%s/" % JOBS_FOLDER
-# The uids of people, in the words of systemd (UIDS-GIDS.md) and Debian (policy 9.2.2): from 1000, but
-# not those of system accounts (Debian's slurm has 64030), of services, and of nobody.
+# The uids of people, in the words of systemd (UIDS-GIDS.md) and Debian (policy 9.2.2): from 1000, also
+# those of systemd-homed up to 60513, but not those of containers, of system accounts (Debian's slurm
+# has 64030), of services, and of nobody.
 FIRST_UID = 1000
-NOT_OF_PEOPLE = range(60001, 65536)
+NOT_OF_PEOPLE = range(60514, 65536)
 # The folder that `attach` creates has all of clusterctl's files, and this mark. Users may choose its
 # place.
 FOLDER_BELOW_HOME = b"clusterctl/"

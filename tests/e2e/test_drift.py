@@ -346,15 +346,19 @@ def test_cluster_grows_and_shrinks_beside_the_job_as_planned(drift_cluster: Clus
     assert failure(up(rc=2))["code"] == "confirmation-needed"
     assert len(drift_cluster.json("status")["nodes"]) == 5
 
-    drift_cluster.ssh(fourth, f"sudo -u {drift_cluster.user} sh -c 'echo kept >/var/tmp/kept.txt'")
-    (only,) = up("--yes", rc=1)["failures"]
-    assert condition(only) == "would-lose/files"
-    assert f"/var/tmp/kept.txt on {fourth}" in only["cause"]
+    user = drift_cluster.user
+    kept = "sh -c 'echo kept | tee /var/tmp/kept.txt >/opt/lab/kept.txt'"
+    drift_cluster.ssh(fourth, f"sudo install -d -o {user} /opt/lab && sudo -u {user} {kept}")
+    refused = up("--yes", rc=1)["failures"]
+    assert {condition(one) for one in refused} == {"would-lose/files"}
+    causes = [one["cause"] for one in refused]
+    for path in ("/opt/lab", "/var/tmp/kept.txt"):
+        assert [cause.startswith(f"{path} on {fourth}") for cause in causes].count(True) == 1
     assert len(drift_cluster.json("status")["nodes"]) == 5
-    brought = [
-        Path(folder) / "kept.txt" for folder in drift_cluster.json("collect", "--all")["folders"]
-    ]
-    assert [path.read_text() for path in brought if path.exists()] == ["kept\n"]
+    folders = [Path(folder) for folder in drift_cluster.json("collect", "--all")["folders"]]
+    (brought,) = (folder for folder in folders if folder.name == f"{fourth}-disk")
+    for path in ("opt/lab", "var/tmp"):
+        assert (brought / path / "kept.txt").read_text() == "kept\n"
     answer = up("--yes")
     assert [each["name"] for each in drift_cluster.json("status")["nodes"]] == [
         node(drift_cluster, 1)

@@ -13,10 +13,10 @@ from clusterctl.transport.remote_copies import CopySearch, digest, is_of_person,
 from clusterctl.transport.remote_open import NO_BEAT
 
 # A person of the spec, one whom it no longer has, one of a directory service, one of the ids that a
-# container of a user has, and the person who has uid 60000.
-PEOPLE = (10000, 1005, 1_234_567, 100_999, 60_000)
+# container of a user has, and the last one of systemd-homed.
+PEOPLE = (10000, 1005, 1_234_567, 100_999, 60_513)
 # root, Debian's slurm and munge, the admin user of clusterctl's nodes, a service, and nobody.
-OTHERS = (0, 64030, 64031, 64100, 61184, 65534)
+OTHERS = (0, 60_514, 64030, 64031, 64100, 61184, 65534)
 # Folders that a system has.
 OF_THE_SYSTEM = (
     *("opt/x", "var/lib/x", "var/opt/y", "var/www/h", "var/spool/cron", "etc/x", "root/sub"),
