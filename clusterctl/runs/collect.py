@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
 
 
 _PAUSE_S = 0.5
+_CHUNK = 1 << 20  # bytes
 # Files that clusterctl writes again itself.
 _GENERATED = frozenset(name.encode() for name in (ACCOUNTING, ENVIRONMENT_FILE, SUMS_FILE))
 
@@ -614,8 +616,10 @@ class _Collection:
                 and (tree / os.fsdecode(name)).is_file()
             }
             replaced = [name for name in arrived if name in home]
-            for name in damaged_files(final, replaced) if replaced else ():
-                _keep_changed(final, name, tree)
+            for name in replaced:
+                # A log that has grown has the former content, too.
+                if not _begins_with(tree / os.fsdecode(name), final / os.fsdecode(name)):
+                    _keep_changed(final, name, tree)
             record = run.model_copy(
                 update={
                     "files": run.files + len(arrived) - len(replaced),
@@ -750,13 +754,28 @@ class _Collection:
 
 
 def _keep_changed(run: Path, name: bytes, tree: Path) -> None:
-    """Copy a changed file of a run beside the file in ``tree`` that replaces it, as
-    NAME.changed.
+    """Copy a changed file of a run beside the file in ``tree`` that replaces it, as NAME.changed, or
+    NAME.changed-2 if there is such a file.
     """
     old = run / os.fsdecode(name)
     new = tree / os.fsdecode(name)
     if old.is_file() and old.stat().st_size > 0 and name not in _GENERATED and new.is_file():
-        shutil.copy2(old, new.with_name(f"{new.name}.changed"))
+        names = (
+            f"{old.name}.changed" + (f"-{number}" if number > 1 else "") for number in count(1)
+        )
+        kept = next(name for name in names if not os.path.lexists(old.with_name(name)))
+        shutil.copy2(old, new.with_name(kept))
+
+
+def _begins_with(new: Path, old: Path) -> bool:
+    """Return whether a file begins with the content of another, or that is missing."""
+    if not old.is_file():
+        return True
+    with old.open("rb") as former, new.open("rb") as latter:
+        while content := former.read(_CHUNK):
+            if latter.read(len(content)) != content:
+                return False
+    return True
 
 
 def _recorder(

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -116,9 +116,9 @@ def collected_files(run: Path) -> CollectedFiles:
     return files
 
 
-def damaged_files(run: Path, names: Collection[bytes] | None = None) -> list[bytes]:
+def damaged_files(run: Path) -> list[bytes]:
     """Return the files of a collected run that are missing, or differ from its SHA256SUMS, but not
-    run.json. names: look only at these files.
+    run.json.
 
     If the list of sums itself is missing, return it alone: then no file is known to be intact.
     """
@@ -126,11 +126,7 @@ def damaged_files(run: Path, names: Collection[bytes] | None = None) -> list[byt
     if not sums:
         return [SUMS_FILE.encode()]
     sums.pop(RUN_FILE.encode(), None)
-    return [
-        name
-        for name, sha256 in sums.items()
-        if (names is None or name in names) and not _is_intact(run, name, sha256)
-    ]
+    return [name for name, sha256 in sums.items() if not _is_intact(run, name, sha256)]
 
 
 def _is_intact(run: Path, name: bytes, sha256: str) -> bool:

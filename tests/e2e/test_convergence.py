@@ -209,11 +209,11 @@ def test_down_refuses_files_of_failed_and_cancelled_jobs(convergence_cluster: Cl
     assert any(cause.endswith(waits) for cause in jobs)
     left = {cause.partition(": ")[0] for cause in causes[len(jobs) :]}
     assert left >= {f"files of job {job} (saves)" for job in (failed, ended)}
-    (folder,) = convergence_cluster.json("collect", "--all")["folders"]
-    assert {path.read_text() for path in Path(folder).rglob("result.txt")} == {"run 1\n"}
-    assert "run 0\n" in {
-        path.read_text() for path in convergence_cluster.runner.cwd.glob("runs/*/result.txt")
-    }
+    assert convergence_cluster.json("collect", "--all")["folders"] == []
+    run = convergence_cluster.runner.cwd / "runs" / f"{convergence_cluster.name}-{failed}-saves"
+    assert (run / "result.txt").read_text() == "run 1\n"
+    # The job has overwritten it on the cluster.
+    assert (run / "result.txt.changed").read_text() == "run 0\n"
     causes = [
         failure["cause"] for failure in convergence_cluster.json("down", "--yes", rc=1)["failures"]
     ]

@@ -83,13 +83,24 @@ def test_metrics_that_came_later_are_in_the_record(session, job):
     assert run.state == "COMPLETED"
 
 
-def test_file_that_was_edited_here_stays_beside_the_newer_one(session, job):
+def test_content_that_the_newer_file_lacks_stays_beside_it(session, job):
+    """It may be the only copy: of an edited file, or of what the program has overwritten."""
     _, there, here = job
     (here / "result.txt").write_text("my note\n")
     grown(there)
     collect(session)
     assert (here / "result.txt").read_text() == "old\nnew\n"
     assert (here / "result.txt.changed").read_text() == "my note\n"
+    # A file that has grown has all that it had.
+    (there / "result.txt").write_text("old\nnew\nnewest\n")
+    collect(session)
+    assert not (here / "result.txt.changed-2").exists()
+    (there / "result.txt").write_text("again\n")
+    collect(session)
+    assert (here / "result.txt").read_text() == "again\n"
+    assert (here / "result.txt.changed").read_text() == "my note\n"
+    assert (here / "result.txt.changed-2").read_text() == "old\nnew\nnewest\n"
+    assert damaged_files(here) == []
 
 
 def test_file_that_is_being_written_there_is_left_for_the_next_collect(
