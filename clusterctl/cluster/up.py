@@ -109,6 +109,8 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
             free_changed_hosts(
                 cluster, plan.hosts, discard=options.discard, replaced=options.replaced
             )
+        # From the first record on, the cluster is listed, and `down` needs the same rights.
+        cluster.provider.require_rights()
         record_spec(cluster)
         cluster.run("prepare_image", prepare_image)
         keys = share_configuration(cluster, plan.hosts, prepared.distribution)

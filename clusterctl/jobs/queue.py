@@ -304,8 +304,11 @@ def settled_jobs(session: Session, job_id: str) -> tuple[JobInfo, ...]:
         return ()
     with suppress(AccountingAwayError, TransportError):
         jobs = recorded_jobs(session.transport, session.ledger, [str(entry.job_id)])
-        is_known = all(job.ended and (job.start_time or 0) <= entry.state_at for job in jobs)
-        # Somebody may have started the job again.
+        # A job that could not write where it ran may have failed by its node. And somebody may have
+        # started the job again.
+        is_known = all(
+            job.ended and job.nodes and 0 < (job.start_time or 0) <= entry.state_at for job in jobs
+        )
         if jobs and is_known and worst_job(jobs).state.value == entry.state:
             return tuple(job for job in jobs if job_id in (job.id, job.whole_id))
     return ()

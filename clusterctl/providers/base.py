@@ -390,6 +390,10 @@ class Provider(ABC):
         running.
         """
 
+    def require_rights(self) -> None:
+        """Raise MachineError if the user lacks rights on this machine that `up` needs."""
+        return
+
     @staticmethod
     def may_have_hosts(workspace: Workspace) -> bool:  # noqa: ARG004
         """Return whether the provider's own files in a workspace say that it may have made or taken

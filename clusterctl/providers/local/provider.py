@@ -127,6 +127,9 @@ class LocalProvider(Provider):
     def start_ahead(self) -> None:
         start_ahead()
 
+    def require_rights(self) -> None:
+        self._helper.call("clusters", {})
+
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:  # noqa: ARG002
         try:
             require_root(sys.platform)
