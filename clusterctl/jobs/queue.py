@@ -299,8 +299,10 @@ def settled_jobs(session: Session, job_id: str) -> tuple[JobInfo, ...]:
     if collected := collected_jobs(session, job_id):
         return collected
     entry = session.ledger.find(job_id)
-    # Elsewhere, the nodes have the records.
+    # Without a shared folder, the nodes have the records. Jobs without Slurm (m12) have others.
     if entry is None or entry.state_at is None or not session.site.folders.are_one:
+        return ()
+    if not str(entry.job_id).isdecimal():
         return ()
     with suppress(AccountingAwayError, TransportError):
         jobs = recorded_jobs(session.transport, session.ledger, [str(entry.job_id)])
