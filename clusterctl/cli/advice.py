@@ -14,7 +14,7 @@ from typing import Final
 from clusterctl.cli.verbs import VERBS
 from clusterctl.state.workspace import clusters_up
 
-# Commands whose first words are jobs or runs.
+# Commands that take IDs of jobs as their first words.
 _OF_JOBS: Final = frozenset(
     {
         *("jobs", "logs", "top", "wait", "cancel", "code", "collect", "replay", "report"),

@@ -19,11 +19,11 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.events import requeue_grace_s, with_attempts
 from clusterctl.scheduler.base import (
-    GOING_ON,
     AccountingAwayError,
     JobInfo,
     JobState,
     comment_of,
+    has_final_run,
     unknown_or_task,
     unmanaged_job_error,
     worst_job,
@@ -249,14 +249,14 @@ def collected_jobs(session: Session, job_id: str) -> tuple[JobInfo, ...]:
     it has none. Slurm is not asked.
     """
     entry = session.ledger.find(job_id)
-    if entry is None or entry.run_dir is None or entry.run_state in GOING_ON:
+    if entry is None or not has_final_run(entry):
         return ()
     # This import is slow.
     from clusterctl.state.run_record import RunRecord  # noqa: PLC0415
 
     # A person may have changed the record.
     with suppress(CollectError, ValueError):
-        run = RunRecord.load(Path(entry.run_dir))
+        run = RunRecord.load(Path(entry.run_dir or ""))
         if run.final and run.token == entry.token and run.job_id == entry.job_id:
             jobs = tuple(_job_of(run, task) for task in run.tasks)
             return tuple(job for job in jobs if job_id in (job.id, job.whole_id))
@@ -299,15 +299,16 @@ def settled_jobs(session: Session, job_id: str) -> tuple[JobInfo, ...]:
     if collected := collected_jobs(session, job_id):
         return collected
     entry = session.ledger.find(job_id)
-    # Without a shared folder, the nodes have the records. Jobs without Slurm (m12) have others.
-    if entry is None or entry.state_at is None or not session.site.folders.are_one:
+    if entry is None or entry.state_at is None:
         return ()
-    if not str(entry.job_id).isdecimal():
+    number = entry.job_id or ""
+    # Without a shared folder, the nodes have the records. Jobs without Slurm (m12) have others.
+    if not number.isdecimal() or not session.site.folders.are_one:
         return ()
     with suppress(AccountingAwayError, TransportError):
-        jobs = recorded_jobs(session.transport, session.ledger, [str(entry.job_id)])
-        # A job that could not write where it ran may have failed by its node. And somebody may have
-        # started the job again.
+        jobs = recorded_jobs(session.transport, session.ledger, [number])
+        # A record without the nodes or the start was not written by the job: the node may have failed.
+        # A start after the recorded end means that somebody has started the job again.
         is_known = all(
             job.ended and job.nodes and 0 < (job.start_time or 0) <= entry.state_at for job in jobs
         )

@@ -57,10 +57,10 @@ from clusterctl.runs.folder import (
 )
 from clusterctl.runs.known_to_slurm import AskedJobs
 from clusterctl.scheduler.base import (
-    GOING_ON,
     JobInfo,
     JobState,
     comment_of,
+    has_final_run,
     unknown_or_task,
     unmanaged_job_error,
 )
@@ -249,7 +249,7 @@ def collect_runs(
             newer=newer,
         ),
     ) as collection:
-        collection.ask([e.job_id for e in entries if e.job_id and not _is_final(e)])
+        collection.ask([e.job_id for e in entries if e.job_id and not has_final_run(e)])
         for number, entry in enumerate(entries, 1):
             title = f"job {entry.job_id}" + (
                 f" ({number} of {len(entries)})" if len(entries) > 1 else ""
@@ -292,13 +292,14 @@ def _entries_of(
 
 
 def _newer_there(session: Session, entries: Iterable[JobEntry]) -> Collection[str]:
-    """Return the tokens of the jobs among these that were collected, and whose folder has newer files: a
-    job may have submitted others that write there after its end.
+    """Return the tokens of those collected jobs whose folder on the cluster has newer files.
+
+    A job may have submitted other jobs, which write into its folder after its end.
     """
     collected = [
         entry
         for entry in entries
-        if _is_final(entry)
+        if has_final_run(entry)
         and Path(entry.remote_dir or "").parent.name == JOBS
         and entry.user == session.inventory.job_user
         and os.path.isdir(entry.run_dir or "")
@@ -394,13 +395,8 @@ def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
     return tuple(e for e in entries if _is_uncollected(e) or (e.job_id is None and not e.refused))
 
 
-def _is_final(entry: JobEntry) -> bool:
-    """Return whether the run of an ended job was collected."""
-    return entry.run_dir is not None and entry.run_state not in GOING_ON
-
-
 def _is_uncollected(entry: JobEntry) -> bool:
-    return entry.job_id is not None and not entry.refused and not _is_final(entry)
+    return entry.job_id is not None and not entry.refused and not has_final_run(entry)
 
 
 def _needs_more(entry: JobEntry, selection: Selection) -> bool:
@@ -543,7 +539,7 @@ class _Collection:
 
     def _collect_run(self, entry: JobEntry) -> RunRecord:
         run = None
-        if _is_final(entry):
+        if has_final_run(entry):
             with suppress(CollectError):
                 run = RunRecord.load(Path(entry.run_dir or ""))
         if run is not None:
@@ -557,7 +553,7 @@ class _Collection:
         out = (self.out or (runs_folder_of(entry) if self.everywhere else RUNS)).absolute()
         final = choose_run_folder(out, name, entry.token)
         changed: Sequence[bytes] = ()
-        if _is_final(entry) and is_run(Path(entry.run_dir or "")):
+        if has_final_run(entry) and is_run(Path(entry.run_dir or "")):
             # A run with an intact record was returned above, so the record of this run is damaged.
             final = Path(entry.run_dir or "")
             changed = damaged_files(final)

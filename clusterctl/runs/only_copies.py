@@ -490,16 +490,14 @@ def _copies(workspace: Workspace, entries: Sequence[JobEntry]) -> Iterator[Local
 
 
 def newer_than_runs(session: Session, entries: Sequence[JobEntry]) -> frozenset[str]:
-    """Return the tokens of the jobs whose folder has files without a copy here that were changed since
-    the job's run was last compared with it.
+    """Compare collected runs with the folders of their jobs. Return the tokens of the jobs with files
+    that have no copy here and were changed after the last comparison.
 
-    entries: jobs of the job user whose runs are here. Files that the last `collect` left there do not
-    count, nor do those in folders that their user has closed.
+    entries: jobs of the job user whose runs are here; at least one. Files that the last `collect` did
+    not copy do not count, nor do files in folders that the user can't read.
 
     Raises TransportError: the cluster can't be reached.
     """
-    if not entries:
-        return frozenset()
     search = Search(
         session.inventory,
         session.workspace,

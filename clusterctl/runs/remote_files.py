@@ -6,11 +6,10 @@
 NAMEs are the job's metrics, and files that clusterctl itself writes to a job's folder. Each line of
 stdin is a JSON array [FOLDER, CHECKPOINTS, MOST, FILES, SINCE_NS]. FILES is the folder in FOLDER with
 the files of the job's program, "" if they are in FOLDER itself. A file that was changed (ctime) after
-SINCE_NS, in nanoseconds by this host's clock, is listed with the PAYLOAD ``CHANGED``. This program lists
-FOLDER, and then
-sends the requested files in the format of transport/remote_content.py. It never follows links, but
-lists their targets. Files that stay on the cluster are listed with a reason, their size and their
-number:
+SINCE_NS, in nanoseconds by this host's clock, is listed with the PAYLOAD ``CHANGED``. This program
+lists FOLDER, and then sends the requested files in the format of transport/remote_content.py. It never
+follows links, but lists their targets. Files that stay on the cluster are listed with a reason, their
+size and their number:
 
 - submitted data that source.json shows as unchanged: files that are not text, and large ones. A job
   may write anything to source.json, but this affects only the job's own folder;

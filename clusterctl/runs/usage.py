@@ -86,18 +86,17 @@ def usage_of_runs(
     by: Sequence[UsageGrouping], since: str, cluster: str | None = None
 ) -> UsageReport:
     """Return the usage by the runs that were collected on this machine. cluster: None: of all."""
-    first = parse_since(since)
-    found = select_runs(RunQuery(cluster=cluster), everywhere=True)
-    held = _held_by_runs(row.run for row in found.rows)
-    usage = summarize_usage(held, by, (first, time.time()), source="runs")
-    return replace(usage, notes=found.notes)
+    return report_usage([_usage_of_collected(cluster)], by, since)
 
 
-def _usage_of_collected(cluster: str, tokens: Collection[str] | None) -> ClusterUsage:
+def _usage_of_collected(cluster: str | None, tokens: Collection[str] | None = None) -> ClusterUsage:
     found = select_runs(RunQuery(cluster=cluster), everywhere=True)
     own = (row.run for row in found.rows if tokens is None or row.run.token in tokens)
     return ClusterUsage(
-        cluster=cluster, source="runs", held=tuple(_held_by_runs(own)), notes=tuple(found.notes)
+        cluster=cluster or "",
+        source="runs",
+        held=tuple(_held_by_runs(own)),
+        notes=tuple(found.notes),
     )
 
 

@@ -26,6 +26,7 @@ from clusterctl.errors import (
 )
 from clusterctl.scheduler.history import LOST, Alarm, Hang
 from clusterctl.state.attempts import AttemptRecord
+from clusterctl.state.ledger import JobEntry
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -123,6 +124,11 @@ _OUTCOMES = {
 }
 # States in which a job has not ended. A run that is collected then is only a snapshot.
 GOING_ON: Final = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
+
+
+def has_final_run(entry: JobEntry) -> bool:
+    """Return whether the run of a job was collected after the job had ended."""
+    return entry.run_dir is not None and entry.run_state not in GOING_ON
 
 
 # In these states, a job's own exit code or signal has ended it.

@@ -521,7 +521,8 @@ def send_top(walk: CopySearch, top: SearchedFolder, most: int) -> None:
 def main(text: str) -> None:
     request: dict[str, Any] = json.loads(text)
     (count,) = HEADER.unpack(sys.stdin.buffer.read(HEADER.size))
-    copied, times = array("Q"), array("Q")
+    copied = array("Q")
+    times = array("Q")
     for numbers in (copied, times):
         numbers.frombytes(sys.stdin.buffer.read(count * DIGEST))
     ours = frozenset(os.fsencode(name) for name in request["ours"])
