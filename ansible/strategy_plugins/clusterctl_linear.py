@@ -30,6 +30,8 @@ from ansible.playbook.play_context import PlayContext
 from ansible.playbook.task import Task
 from ansible.plugins import loader
 
+from clusterctl.util.remote_wanted import content_mark, mark_of_file, short_checksum
+
 # Actions that need no connection to the host.
 _WITHOUT_HOST = {
     f"ansible.builtin.{name}"
@@ -39,6 +41,13 @@ _WITHOUT_HOST = {
 _UMASK = 0o022
 # New objects before a garbage collection. Python's default is 700.
 _GARBAGE = 100_000
+
+# The actions whose result has the checksum of the content to be written.
+_WRITES = {"ansible.builtin.copy", "ansible.builtin.template"}
+_WRITES_BLOCK = "ansible.builtin.blockinfile"
+_RECORDS = "wanted_files"
+# Host -> key of a file -> mark, of all plays of this run.
+_written: dict[str, dict[str, str]] = {}
 
 _compiled = functools.cache(lambda source, mode: builtins.compile(source, "<module>", mode))
 
@@ -76,6 +85,8 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
     def _queue_task(
         self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
     ) -> None:
+        if task.action == _RECORDS:
+            task_vars = {**task_vars, "clusterctl_written": _written.get(host.name, {})}
         queued = {"host": host, "task": task, "task_vars": task_vars, "play_context": play_context}
         # Ansible looks up the task of each result here. A loop has results before `_run_here`
         # returns.
@@ -89,6 +100,14 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
             return
         self._final_q.send_task_result(_RawTaskResult(host, task, result, fields))
         self._pending_results += 1
+
+    def _process_pending_results(self, *args: Any, **kwargs: Any) -> list[Any]:
+        results: list[Any] = super()._process_pending_results(*args, **kwargs)
+        for result in results:
+            marks = _written.setdefault(result.host.name, {})
+            for item in result._return_data.get("results") or [result._return_data]:
+                marks.update(_marks_of(result.task.action, item))
+        return results
 
     def _run_here(
         self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
@@ -115,3 +134,19 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
             return None
         skipped = {"changed": False, "skipped": True, "skip_reason": "Conditional result was False"}
         return {**skipped, **failed_condition}
+
+
+def _marks_of(action: str, result: Any) -> dict[str, str]:
+    """Return the mark of the file that a task wants on the host, from the result of the task."""
+    if not isinstance(result, dict) or result.get("failed") or result.get("skipped"):
+        return {}
+    if action == _WRITES_BLOCK:
+        arguments = result["invocation"]["module_args"]
+        content = content_mark(f"{arguments['block']}\n".encode())
+        return {f"block {arguments['path']}": content}
+    path = result.get("dest") or result.get("path")
+    if action not in _WRITES or not path or "checksum" not in result or "mode" not in result:
+        return {}
+    content = short_checksum(result["checksum"])
+    mark = mark_of_file(content, int(result["mode"], 8), result["uid"], result["gid"])
+    return {f"file {path}": mark}

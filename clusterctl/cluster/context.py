@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
+from clusterctl.cluster.controller_lock import lock_cluster
 from clusterctl.cluster.phases import PhaseRunner, provider_of
 from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
@@ -87,7 +88,9 @@ class ClusterContext(PhaseRunner):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the cluster's lock during the `with` block, and close the connections afterwards."""
-        lock = self.workspace.lock(self.verb, wait_s=self.wait_s, waiting=self.reporter.note)
+        """Hold the cluster's locks during the `with` block, and close the connections afterwards."""
+        lock = lock_cluster(
+            self.workspace, self.verb, wait_s=self.wait_s, waiting=self.reporter.note
+        )
         with lock, self.workspace.begun(), self.connections:
             yield

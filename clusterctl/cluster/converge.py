@@ -6,8 +6,9 @@ Ansible runs only if a host, or the hash of all inputs, differs from the record 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.drift import (
+    ACCOUNTING,
     drift_of_host,
     drifted,
     hosts_with_drift,
@@ -22,6 +24,7 @@ from clusterctl.cluster.drift import (
     matches,
     repairs_of,
     touches_slurm,
+    wanted_marks,
 )
 from clusterctl.cluster.hardware import (
     NodeConfig,
@@ -40,6 +43,7 @@ from clusterctl.cluster.host_files import (
     expected_marks,
     marks_from_template,
     node_files,
+    record_wanted,
     render_host_files,
     renew,
 )
@@ -58,7 +62,8 @@ from clusterctl.scheduler.slurm.conf import (
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import SLURMD_PORT
 from clusterctl.state.inventory import Inventory
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.workspace import Workspace, this_person, write_atomic
+from clusterctl.util import formatting
 from clusterctl.util.assets import ansible_hash, digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import parallel_map
@@ -79,22 +84,33 @@ _START_SLURMD = (
 )
 
 
-class ConfigurationRecord(BaseModel):
-    """The workspace's record of how `up` last configured the hosts.
+class ClusterRecord(BaseModel):
+    """What the controller keeps of the last `up` for all hosts (``Wanted.cluster``), so that each
+    administrator of the cluster sees the same.
 
     inputs: hash of all inputs of the configuration. Empty until `up` has configured all hosts.
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
-    marks: host -> the checksums and states that a probe found after the host was configured.
     hardware: node -> the hardware that the node is configured for. Written before the nodes are
         configured.
+    accounting: the mark of Slurm's accounting, as `up` left it.
+    by: who ran the last `up` that configured the hosts, and when.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     inputs: str = ""
     groups: Mapping[str, str] = {}
-    marks: Mapping[str, Checksums] = {}
     hardware: Mapping[str, NodeHardware] = {}
+    accounting: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedState:
+    """What `up` wants on the hosts. marks: configured host -> the wanted marks of its items."""
+
+    cluster: ClusterRecord = field(default_factory=ClusterRecord)
+    marks: Mapping[str, Checksums] = field(default_factory=dict)
 
 
 def converge(
@@ -114,7 +130,8 @@ def converge(
     workspace = cluster.workspace
     inventory = provisioned.inventory
     slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
-    recorded = _read(workspace, provisioned.made)
+    wanted = wanted_of(cluster.spec, inventory, reports, provisioned.made)
+    recorded = wanted.cluster
     concerned = inventory.names if limit is None else limit
     reports = _install_slurmd(cluster, inventory, reports, concerned)
     at_work = partial(nodes_with_jobs, slurm, drain=True)
@@ -134,7 +151,7 @@ def converge(
         if needs_files
         else {}
     )
-    hosts = HostChooser(inventory, recorded, reports, rendered, groups, files)
+    hosts = HostChooser(inventory, wanted, reports, rendered, groups, files)
     work = (
         hosts.choose_limited(limit)
         if limit
@@ -145,16 +162,23 @@ def converge(
 
     current = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:
-        _record(
-            workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "hardware": current})
-        )
+        workspace.note_configuration()
+        if recorded.hardware or recorded.inputs:
+            begun = recorded.model_copy(update={"inputs": "", "groups": {}, "hardware": current})
+            _record(cluster, inventory, begun)
     new_reports, summary = _change_hosts(cluster, inventory, work, reports, files)
-    before = _marks(reports)
-    after = _marks({**reports, **new_reports})
     inputs = _PARTIAL if limit else rendered.inputs
-    _record(
-        workspace, ConfigurationRecord(inputs=inputs, groups=groups, marks=after, hardware=current)
+    all_reports = {**reports, **new_reports}
+    left = all_reports[inventory.controller.name].checksums.get(ACCOUNTING, "")
+    last = ClusterRecord(
+        inputs=inputs,
+        groups=groups,
+        hardware=current,
+        accounting=left,
+        by=f"{this_person()}, {formatting.moment(time.time())}",
     )
+    _record(cluster, inventory, last)
+    workspace.note_configuration(inputs)
     # Without recorded inputs, the earlier state of the hosts is unknown, so no repair can be
     # reported.
     if limit or recorded.inputs:
@@ -162,11 +186,10 @@ def converge(
             Drift(host, change, "configured") for host, change in nodes.applied.items()
         )
     if recorded.inputs and not limit:
-        for host in sorted(before.keys() & recorded.marks.keys()):
-            cluster.report_repairs(
-                repairs_of(host, recorded.marks[host], before[host], after[host])
-            )
-    return PhaseResult({**reports, **new_reports}, summary, notes)
+        for host in sorted(reports.keys() & wanted.marks.keys()):
+            marks = (wanted.marks[host], reports[host].checksums, all_reports[host].checksums)
+            cluster.report_repairs(repairs_of(host, *marks))
+    return PhaseResult(all_reports, summary, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +218,7 @@ class HostsToConfigure:
 
 @dataclass(frozen=True, slots=True)
 class HostChooser:
-    """Chooses the hosts to configure, by comparing the last `up`'s record with new probe results.
+    """Chooses the hosts to configure, by comparing what is wanted with new probe results.
 
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
     files: host -> its host-specific files. Empty if no host can be configured by rewriting only
@@ -203,7 +226,7 @@ class HostChooser:
     """
 
     inventory: Inventory
-    recorded: ConfigurationRecord
+    wanted: WantedState
     reports: Mapping[str, HostReport]
     rendered: RenderedFiles
     groups: Mapping[str, str]
@@ -217,7 +240,7 @@ class HostChooser:
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
         introduced = (
-            host for host in self.recorded.marks if host in self.reports and host not in ansible
+            host for host in self.wanted.marks if host in self.reports and host not in ansible
         )
         return HostsToConfigure(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
@@ -227,9 +250,9 @@ class HostChooser:
         from_template: new hosts that were created with their configuration already in place.
         """
         marks = _marks(self.reports)
-        configures_all = again or self.recorded.inputs != self.rendered.inputs
+        configures_all = again or self.wanted.cluster.inputs != self.rendered.inputs
         host_names = (
-            self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
+            self.inventory.names if configures_all else hosts_with_drift(self.wanted.marks, marks)
         )
         ready = (
             ()
@@ -238,29 +261,27 @@ class HostChooser:
         )
         renewed = self._to_renew(marks) if configures_all and not again else ()
         controller = self.inventory.controller.name
-        controller_drift = drifted(self.recorded.marks.get(controller, {}), marks[controller])
+        controller_drift = drifted(self.wanted.marks.get(controller, {}), marks[controller])
         return HostsToConfigure(
             tuple(host for host in host_names if host not in (*ready, *renewed)),
             from_template=ready if host_names else (),
             renewed=renewed,
             # Drift on a single node does not concern the slurmd of other nodes.
             reconfigures=touches_slurm(controller_drift)
-            or (configures_all and bool(self.recorded.marks)),
+            or (configures_all and bool(self.wanted.marks)),
             replaces_record=configures_all,
         )
 
     def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
         """Return the hosts that need no Ansible: at most their host-specific files are outdated."""
-        recorded = self.recorded
-        unchanged = {
-            group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)
-        }
+        wanted = self.wanted.marks
+        groups = self.wanted.cluster.groups
+        unchanged = {group for group, inputs in self.groups.items() if inputs == groups.get(group)}
         candidates = (host.name for host in self.inventory.hosts if unchanged & {*host.roles})
         return tuple(
             host
-            for host in self._without_cards(name for name in candidates if name in recorded.marks)
-            if not drifted(recorded.marks[host], marks[host])
-            and can_renew(self.files[host], marks[host])
+            for host in self._without_cards(name for name in candidates if name in wanted)
+            if not drifted(wanted[host], marks[host]) and can_renew(self.files[host], marks[host])
         )
 
     def _without_cards(self, hosts: Iterable[str]) -> tuple[str, ...]:
@@ -298,6 +319,10 @@ def _change_hosts(
         cluster.spec, inventory, {host: files[host] for host in work.from_template}
     )
     if expected:
+        parallel_map(
+            work.from_template,
+            lambda host: record_wanted(connect(host), expected_marks(files[host])),
+        )
         compute = [host.name for host in inventory.compute if host.name in work.from_template]
         # These nodes booted before the controller was ready, and newer slurmd retries only after 10
         # s.
@@ -394,7 +419,7 @@ def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
     """Return why `up` would configure all hosts, if so: changed inputs, or an unfinished `up`."""
-    recorded = _read(cluster.workspace)
+    recorded = wanted_of(cluster.spec, inventory, reports).cluster
     if not recorded.inputs:
         return UNFINISHED
     same = with_recorded_memory(reports, recorded.hardware)
@@ -404,7 +429,8 @@ def why_outdated(
     if rendered.inputs == recorded.inputs:
         return None
     return Notice(
-        "hosts-outdated", "the spec, clusterctl or the hardware has changed since the last `up`"
+        "hosts-outdated",
+        f"the spec, clusterctl or the hardware differs from that of the last `up` (by {recorded.by})",
     )
 
 
@@ -415,36 +441,64 @@ def pending_changes(
     at_work = partial(
         nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False
     )
-    recorded = _read(cluster.workspace).hardware
+    recorded = wanted_of(cluster.spec, inventory, reports).cluster.hardware
     return node_config(
         cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names
     )
 
 
-def packages_lost_on(workspace: Workspace, reports: Mapping[str, HostReport]) -> Mapping[str, str]:
+def packages_lost_on(
+    spec: ClusterSpec, inventory: Inventory, reports: Mapping[str, HostReport]
+) -> Mapping[str, str]:
     """Return host -> the packages that were removed since the host was configured."""
-    recorded = _read(workspace).marks
-    lost = {
-        host: lost_packages(recorded.get(host, {}), report.checksums)
-        for host, report in reports.items()
-    }
+    wanted = wanted_of(spec, inventory, reports).marks
+    lost = {host: lost_packages(marks, reports[host].checksums) for host, marks in wanted.items()}
     return {host: packages for host, packages in lost.items() if packages}
 
 
-def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterator[Drift]:
-    """Yield each difference between these hosts and the record of how they were configured."""
-    recorded = _read(workspace).marks
+def drift_of(
+    spec: ClusterSpec, inventory: Inventory, reports: Mapping[str, HostReport]
+) -> Iterator[Drift]:
+    """Yield each difference between these hosts and what is wanted on them."""
+    wanted = wanted_of(spec, inventory, reports).marks
     for host, report in reports.items():
-        if host not in recorded:
+        if host not in wanted:
             yield Drift(host, "is not configured yet")
             continue
-        yield from drift_of_host(host, recorded[host], report.checksums)
+        yield from drift_of_host(host, wanted[host], report.checksums)
 
 
-def marks_of_last_up(workspace: Workspace) -> Mapping[str, Checksums]:
-    """Return host -> the checksums that the last `up` has recorded. Empty if it did not finish."""
-    recorded = _read(workspace)
-    return recorded.marks if recorded.inputs else {}
+def wanted_of(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    reports: Mapping[str, HostReport],
+    recreated: Collection[str] = (),
+) -> WantedState:
+    """Return what is wanted on the hosts that answered, as the last `up` has recorded it on them.
+
+    recreated: hosts whose record is that of the template from which they were just created.
+    """
+    controller = inventory.controller.name
+    try:
+        answered = reports[controller].wanted.cluster if controller in reports else {}
+        cluster = ClusterRecord.model_validate(answered)
+    except ValidationError:
+        # Another version of clusterctl has written it.
+        cluster = ClusterRecord()
+    marks = {
+        host: wanted_marks(report.wanted.marks, report.checksums, spec)
+        for host, report in reports.items()
+        if report.wanted.marks and host not in recreated
+    }
+    if controller in marks and cluster.accounting:
+        marks[controller] = {**marks[controller], ACCOUNTING: cluster.accounting}
+    sizes = {host: size for host, size in cluster.hardware.items() if host not in recreated}
+    return WantedState(cluster.model_copy(update={"hardware": sizes}), marks)
+
+
+def _record(cluster: ClusterContext, inventory: Inventory, recorded: ClusterRecord) -> None:
+    controller = cluster.connections.to(inventory.controller.name)
+    record_wanted(controller, {}, recorded.model_dump(mode="json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,20 +551,3 @@ def render(
     variables = inventory_file.cluster_variables(spec, inventory, workspace)
     inventory_file.write_inventory(inventory, workspace, variables)
     return rendered
-
-
-def _read(workspace: Workspace, recreated: Collection[str] = ()) -> ConfigurationRecord:
-    """Return the record of the last `up`, without the hosts that were recreated since."""
-    try:
-        recorded = ConfigurationRecord.model_validate_json(workspace.configured.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return ConfigurationRecord()
-    marks = {host: checksums for host, checksums in recorded.marks.items() if host not in recreated}
-    hardware_by_host = {
-        host: size for host, size in recorded.hardware.items() if host not in recreated
-    }
-    return recorded.model_copy(update={"marks": marks, "hardware": hardware_by_host})
-
-
-def _record(workspace: Workspace, recorded: ConfigurationRecord) -> None:
-    write_atomic(workspace.configured, recorded.model_dump_json(indent=1) + "\n")

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clusterctl.cluster.controller_lock import lock_cluster
 from clusterctl.cluster.losses import (
     check_only_copies,
     find_only_copies,
@@ -125,7 +126,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
     """
     workspace = runner.workspace
     reject_unknown_unless_locked(workspace)
-    with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
+    with lock_cluster(workspace, "down", wait_s=runner.wait_s, waiting=runner.reporter.note):
         return down_locked(runner, options)
 
 

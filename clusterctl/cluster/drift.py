@@ -1,8 +1,10 @@
-"""Drift: differences between a host now and the record of when the host was configured.
+"""Drift: differences between a host now and what `up` wants there.
 
 A probe returns a mark for each item: the checksum of a file, or the state of a package, unit or
 account. ``Checksums`` maps the key of an item, such as "file /etc/hosts" or "unit slurmd", to the
-mark.
+mark. The wanted marks of files are recorded on the host, from what was to be written there; those of
+other items follow from the spec. Nothing that was found counts as wanted, but the content of Slurm's
+accounting, to which people may add.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from clusterctl.cluster.phases import Drift
 from clusterctl.hosts.probe import Checksums
+from clusterctl.hosts.roles import key_marks, required_accounts
+from clusterctl.spec.models import ClusterSpec
 
 MISSING = "missing"
 _OUTDATED = "outdated"
 _PACKAGE = "package "
+ACCOUNTING = "accounting all"
 _NOT_INSTALLED = "not installed"
 # The state of an item if the service that knows the state did not answer the probe.
 UNKNOWN = "no answer"
-# Kind of item -> its only good state, even if another state was recorded.
+# Kind of item -> its wanted state.
 _GOOD_STATES = {
+    "package": "installed",
     "unit": "running",
     "home": "fit",
     **dict.fromkeys(("key", "path", "readable"), "there"),
@@ -28,12 +34,22 @@ _GOOD_STATES = {
 }
 
 
-def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """Return the keys of items that differ from the record or are bad, such as a stopped unit."""
+def wanted_marks(written: Checksums, now: Checksums, spec: ClusterSpec) -> Checksums:
+    """Return the wanted marks of a host: those of the files that were written there, and the state of
+    each other item in ``now``.
+    """
+    people = {f"user {name}": str(uid) for name, uid in required_accounts(spec).items()}
+    states = {
+        key: _GOOD_STATES[kind] for key in now if (kind := key.partition(" ")[0]) in _GOOD_STATES
+    }
+    listed = {key: mark for key, mark in (people | key_marks(spec)).items() if key in now}
+    return {**written, **states, **listed}
+
+
+def drifted(wanted: Checksums, now: Checksums) -> tuple[str, ...]:
+    """Return the keys of items that are not as wanted, or are missing."""
     return tuple(
-        key
-        for key, mark in now.items()
-        if not _is_fine(key, mark) or recorded.get(key, mark) != mark
+        key for key, mark in now.items() if not _is_fine(key, mark) or wanted.get(key, mark) != mark
     )
 
 

@@ -157,17 +157,31 @@ def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
 
 def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transport) -> None:
     """Rewrite the ``files`` with another checksum on the host, and restart the units that read
-    them.
+    them. Record on the host that all are wanted.
     """
     stale = {
         path: files[path]
         for path in files
         if checksums[_key(path, files[path])] != files[path].mark
     }
-    if stale:
-        contents = {
-            path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()
-        }
-        transport.run(
-            ("sudo", "-n", *remote_argv("clusterctl.hosts.remote_host_files", json.dumps(contents)))
-        )
+    contents = {path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()}
+    _write(transport, files=contents, marks=expected_marks(files))
+
+
+def record_wanted(
+    transport: Transport, marks: Checksums, cluster: Mapping[str, Any] | None = None
+) -> None:
+    """Record on a host the marks of files that are wanted there. cluster: what the controller keeps
+    for all hosts. Default: as it is.
+    """
+    _write(transport, files={}, marks=marks, cluster=cluster)
+
+
+def _write(
+    transport: Transport,
+    files: Mapping[str, tuple[str, int, tuple[str, str] | None]],
+    marks: Checksums,
+    cluster: Mapping[str, Any] | None = None,
+) -> None:
+    request = json.dumps({"files": files, "marks": marks, "cluster": cluster})
+    transport.run(("sudo", "-n", *remote_argv("clusterctl.hosts.remote_host_files", request)))

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Final
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import UNFINISHED, marks_of_last_up
-from clusterctl.cluster.drift import MISSING, drift_of_host
+from clusterctl.cluster.converge import UNFINISHED, wanted_of
+from clusterctl.cluster.drift import drift_of_host
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, PhaseResult
@@ -40,7 +40,7 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, findings_as_failures
 from clusterctl.hosts.needs import UnmetNeed, lacks_of, text_of
 from clusterctl.hosts.pairs import examine_pairs, targets_of
-from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
+from clusterctl.hosts.probe import HostReport, ProbeRequest
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
 from clusterctl.providers.base import HostSize, Provider, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
@@ -574,7 +574,7 @@ def examine_cluster(
         marks = probe_requests(spec, inventory, workspace)
         with Connections(workspace.ssh_config, fans_out=True) as connections:
             report = _examine(spec, inventory, connections, hosts, marks)
-            report = report.and_also(drift_findings(inventory, workspace, report))
+            report = report.and_also(drift_findings(spec, inventory, workspace, report))
             # Local nodes are connected by a bridge of this machine.
             if not spec.provider.shares_kernel:
                 to = connections.to
@@ -605,44 +605,38 @@ def examine_cluster(
 
 
 def drift_findings(
-    inventory: Inventory, workspace: Workspace, report: DoctorReport
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, report: DoctorReport
 ) -> Iterator[Finding]:
-    """Yield how each examined host differs from the state in which the last `up` left the host."""
+    """Yield how each examined host differs from what `clusterctl up` wants there."""
     controller = inventory.controller.name
-    left = marks_of_last_up(workspace)
+    wanted = wanted_of(spec, inventory, report.reports)
     if worker := workspace.lock_holder():
-        what = "the hosts were not compared with the state in which `clusterctl up` leaves them"
+        what = "the hosts were not compared with what `clusterctl up` wants there"
         yield Finding(controller, "warning", "not-looked-at", what, str(worker), "run it again")
         return
-    if not left:
+    if controller in report.reports and not wanted.cluster.inputs:
         fix = "run `clusterctl up`, which continues"
         why = "so it is not known how it left the hosts"
         yield Finding(controller, "error", UNFINISHED.code, str(UNFINISHED), why, fix)
         return
-    for host, checksums in report.checksums.items():
-        if host not in left:
+    if wanted.cluster.inputs not in {"", workspace.configured_inputs()}:
+        what = "another `clusterctl up` than this folder's last has configured the hosts"
+        fix = (
+            "`clusterctl plan` shows what this folder's spec would change; ask for the other's spec"
+        )
+        yield Finding(controller, "warning", "another-up", what, f"by {wanted.cluster.by}", fix)
+    for host, answer in report.reports.items():
+        if host not in wanted.marks:
             fix = "run `clusterctl up`, which configures it"
             yield Finding(
                 host, "error", "not-configured", "the host is not configured yet", "it is new", fix
             )
         elif changes := [
-            drift.what
-            for drift in drift_of_host(host, left[host], _without_users_choices(checksums))
+            drift.what for drift in drift_of_host(host, wanted.marks[host], answer.checksums)
         ]:
-            what = "the host is not as the last `clusterctl up` left it"
+            what = "the host is not as `clusterctl up` wants it"
             fix = "`clusterctl up` restores it, or tells what stands in the way"
             yield Finding(host, "error", "drifted", what, "; ".join(changes), fix)
-
-
-def _without_users_choices(checksums: Checksums) -> Checksums:
-    """Return a host's checksums without those of existing accounts: a user or a directory may change
-    the shell. Other checks compare the uids.
-    """
-    return {
-        key: mark
-        for key, mark in checksums.items()
-        if not key.startswith("user ") or mark == MISSING
-    }
 
 
 def credential_findings(

@@ -20,7 +20,6 @@ from clusterctl.hosts.gpus import fault_of
 from clusterctl.hosts.needs import NOT_LOOKED
 from clusterctl.hosts.probe import (
     PROGRAM,
-    Checksums,
     GpuFacts,
     HostFacts,
     HostReport,
@@ -80,12 +79,12 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class ExaminedHost:
     """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine, in
-    seconds. ``checksums``: empty if they were not requested.
+    seconds. ``report``: the whole answer.
     """
 
     facts: HostFacts
     skew_s: float
-    checksums: Checksums
+    report: HostReport
 
 
 # Called with a host, its facts, and the cluster's requirements.
@@ -520,11 +519,13 @@ RunAsRoot = Callable[[str, Sequence[str], bytes], str]
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The findings about all hosts, and the facts and checksums of the hosts that answered."""
+    """The findings about all hosts, and the facts of those that answered. reports: their whole
+    answers.
+    """
 
     findings: tuple[Finding, ...]
     facts: Mapping[str, HostFacts]
-    checksums: Mapping[str, Checksums] = field(default_factory=dict)
+    reports: Mapping[str, HostReport] = field(default_factory=dict)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -551,7 +552,7 @@ def examine(
     return DoctorReport(
         (*silent, *findings),
         {host: examined.facts for host, examined in answers.items()},
-        {host: examined.checksums for host, examined in answers.items()},
+        {host: examined.report for host, examined in answers.items()},
     )
 
 
@@ -579,7 +580,7 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
         )
     # The host's clock was read between these two times, so a time in between is no skew.
     skew_s = facts.time - min(max(facts.time, started), time.time())
-    return ExaminedHost(facts, skew_s, report.checksums)
+    return ExaminedHost(facts, skew_s, report)
 
 
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:

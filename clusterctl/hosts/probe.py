@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -190,17 +190,33 @@ class HostFacts(OwnFacts, _Answer):
     fabric_ports: tuple[FabricPort, ...] = ()
 
 
+class Wanted(BaseModel):
+    """The record on a host of what `up` wants there (``clusterctl.util.remote_wanted``).
+
+    marks: key of a file -> its mark. cluster: what the controller keeps for all hosts, as
+    ``clusterctl.cluster.converge`` writes it. Both are empty before the host is configured.
+    """
+
+    # Another version of clusterctl may have written it.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    marks: Checksums = {}
+    cluster: Mapping[str, Any] = {}
+
+
 class NodeAnswer(_Answer):
     """The facts of a node.
 
     said: output of the command ``NODE_ARGV``. None: no hardware was requested. cards: number of
         GPUs on the PCI bus.
+    wanted: the host's record of what `up` wants there.
     openmpi: folder of Open MPI's parameters. Empty without Open MPI.
     """
 
     system: System
     said: str | None
     checksums: Checksums
+    wanted: Wanted
     space: tuple[DiskSpace, ...]
     cards: int
     openmpi: str = ""
@@ -221,6 +237,7 @@ class HostReport:
 
     facts: the hardware; None without slurmd, or if not requested. full: file systems without free
         space.
+    wanted: the host's record of what `up` wants there.
     cards: number of NVIDIA GPUs on the PCI bus. openmpi: folder of Open MPI's parameters; "" if not
         known.
     """
@@ -235,6 +252,7 @@ class HostReport:
     accounts: Mapping[str, int] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
     openmpi: str = ""
+    wanted: Wanted = field(default_factory=Wanted)
 
 
 class StoppingError(TransportError, code="unreachable", about="stopping"):
@@ -277,7 +295,7 @@ def parse_report(text: str) -> HostReport:
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
     full = tuple(disk for disk in node.space if disk.is_full)
     release = node.system.release
-    others = (node.accounts, node.groups, node.openmpi)
+    others = (node.accounts, node.groups, node.openmpi, node.wanted)
     return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *others)
 
 

@@ -1,9 +1,10 @@
-"""Writes files of a single node, and restarts the units that read them. Runs on the node, as root.
+"""Writes files of a single host, and restarts the units that read them. Runs on the host, as root.
 
-The request is '{"/etc/x": ["text", 420, null], "/etc/hosts": ["text", 420, ["# BEGIN", "# END"]]}':
-text, mode, and the lines between which the text belongs (null: it is the whole file). If a file is
-a drop-in of a unit, the unit is restarted. Files are replaced atomically. Standard library, Python
-3.9.
+The request is '{"files": {"/etc/x": ["text", 420, null], "/etc/hosts": ["text", 420, ["# BEGIN", "#
+END"]]}, "marks": {...}, "cluster": null}': text, mode, and the lines between which the text belongs
+(null: it is the whole file). If a file is a drop-in of a unit, the unit is restarted. Files are replaced
+atomically. `marks` and `cluster` change the host's record of what is wanted there
+(clusterctl.util.remote_wanted), before the files are written. Standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 import os
 import subprocess
 from pathlib import Path
+
+from clusterctl.util.remote_wanted import WANTED, update_wanted
 
 
 def place(path: str, text: str, mode: int) -> None:
@@ -32,9 +35,11 @@ def with_block(content: str, text: str, begin: str, end: str) -> str:
     return before + f"{begin}\n{text}{end}\n" + rest.partition(f"{end}\n")[2]
 
 
-def main(request: str) -> None:
+def main(request: str, record: str = WANTED) -> None:
+    asked = json.loads(request)
+    update_wanted(asked["marks"], asked["cluster"], record)
     units = []
-    for path, (text, mode, edges) in json.loads(request).items():
+    for path, (text, mode, edges) in asked["files"].items():
         place(path, with_block(Path(path).read_text(), text, *edges) if edges else text, mode)
         if path.endswith(".conf") and Path(path).parent.suffix == ".d":
             units.append(Path(path).parent.stem)

@@ -28,6 +28,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set,
 
 from clusterctl.hosts.remote_run import ASK_S, read, run
 from clusterctl.util.remote_rights import acting_as
+from clusterctl.util.remote_wanted import content_mark, mark_of_file, read_wanted
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 # A PCI bridge of NVIDIA is an NVSwitch.
@@ -394,10 +395,9 @@ def file_mark(path: str) -> str:
     except OSError:
         return MISSING
     with os.fdopen(fd, "rb") as file:
-        return (
-            f"{digest(file.read())} {stat.S_IMODE(status.st_mode):o} "
-            f"{status.st_uid}:{status.st_gid}"
-        )
+        content = content_mark(file.read())
+    mode = stat.S_IMODE(status.st_mode)
+    return mark_of_file(content, mode, status.st_uid, status.st_gid)
 
 
 def path_mark(path: str) -> str:
@@ -409,7 +409,7 @@ def path_mark(path: str) -> str:
 def block_mark(path: str, begin: str, end: str) -> str:
     _, start, rest = read(path).partition(f"{begin}\n")
     inside, stop, _ = rest.partition(f"{end}\n")
-    return digest(inside.encode()) if start and stop else MISSING
+    return content_mark(inside.encode()) if start and stop else MISSING
 
 
 def readable_mark(pattern: str) -> str:
@@ -492,9 +492,7 @@ def ctime(path: str) -> float:
 
 def user_mark(name: str) -> str:
     try:
-        user = pwd.getpwnam(name)
-        group = grp.getgrgid(user.pw_gid).gr_name
-        return f"{user.pw_uid}:{user.pw_gid} {group} {user.pw_dir} {user.pw_shell}"
+        return str(pwd.getpwnam(name).pw_uid)
     except KeyError:
         return MISSING
 
@@ -668,6 +666,7 @@ def main() -> None:
                 "cgroup_plugin": cgroup_plugin(),
                 "openmpi": openmpi,
                 "checksums": checksums(request, openmpi),
+                "wanted": read_wanted(),
                 "space": space(request["space"]),
                 "accounts": accounts([*request["numbers"]], set(request["numbers"].values())),
                 "groups": accounts(

@@ -4,12 +4,12 @@ files.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clusterctl.state.inventory import Inventory
 from clusterctl.util import formatting
+from clusterctl.util.remote_wanted import content_mark, mark_of_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,10 @@ class NodeFile:
         """The content's checksum and, for a whole file, mode and owner, as a probe on the host
         prints it.
         """
-        content = hashlib.sha256(self.data).hexdigest()[:16]
-        return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
+        content = content_mark(self.data)
+        if self.edges:
+            return content
+        return mark_of_file(content, self.mode, self.owner, self.owner)
 
 
 # Host -> path of a file -> file.

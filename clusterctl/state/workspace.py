@@ -11,6 +11,7 @@ import base64
 import fcntl
 import json
 import os
+import platform
 import pwd
 import re
 import secrets
@@ -196,7 +197,7 @@ class Workspace:
     joining = _Path("joining.json")
     munge_key = _Path("munge.key")
     rendered = _Path("rendered")
-    configured = _Path("configured.json")
+    configured = _Path("configured")
     terraform = _Path("terraform")
     # Links to the wheels that hosts install, and to additional wheels for nodes with GPUs.
     wheels = _Path("wheels")
@@ -347,15 +348,25 @@ class Workspace:
     def is_configured(self) -> bool:
         """Whether an `up` has configured the hosts, or other people did: the cluster is attached.
 
-        The first `up` writes the file ``configured`` without marks, and then begins to configure.
+        See ``note_configuration``.
         """
-        if not self.configured.exists():
-            return self.login.exists()
         try:
-            return bool(json.loads(self.configured.read_bytes())["marks"])
-        except (OSError, ValueError, KeyError, TypeError):
-            # A damaged record is of an earlier `up`.
-            return True
+            return self.configured.stat().st_size > 0
+        except FileNotFoundError:
+            return self.login.exists()
+
+    def configured_inputs(self) -> str:
+        """Return the inputs with which the last `up` from this folder configured the hosts. "": none
+        has.
+        """
+        return self.configured.read_text() if self.configured.exists() else ""
+
+    def note_configuration(self, inputs: str = "") -> None:
+        """Write the file ``configured``: empty when the first `up` begins to configure the hosts, so
+        that people may have files there. inputs: those with which an `up` has configured them.
+        """
+        if inputs or not self.configured.exists():
+            write_atomic(self.configured, inputs)
 
     @property
     def update(self) -> str:
@@ -557,6 +568,11 @@ def holder(path: Path) -> LockHolder | None:
             os.close(fd)
     except (OSError, ValueError, TypeError):
         return None
+
+
+def this_person() -> str:
+    """Return who runs this process, for other administrators of a cluster: account@machine."""
+    return f"{_user()}@{platform.node()}"
 
 
 def _user() -> str:

@@ -47,7 +47,7 @@ def test_usage_of_all_clusters_names_those_that_do_not_answer(
     assert found["unanswered"] == []
     with cluster.state() as state:
         state["accounting_away"] = True
-    Workspace.of("demo").configured.write_text('{"marks": {"demo-ctl": "x"}}')
+    Workspace.of("demo").configured.write_text("inputs")
     found = answer("usage", "--cluster", "all", "--by", "cluster")
     assert [row["cluster"] for row in found["usage"]] == ["lab-2"]
     (silent,) = found["unanswered"]

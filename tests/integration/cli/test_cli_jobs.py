@@ -200,7 +200,7 @@ def test_status_names_what_the_controller_lacks(played_session, cluster, capsys)
 def test_status_without_slurmctld_names_what_the_controller_lacks(
     played_session, cluster, set_clock
 ) -> None:
-    played_session.workspace.configured.write_text('{"marks": {"n1": {}}}')
+    played_session.workspace.configured.write_text("inputs")
     with cluster.state() as state:
         state["away"] = 1000
     slept: list[float] = []

@@ -16,6 +16,7 @@ from clusterctl.providers.gcp import images
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.templates import KeptImage
 from clusterctl.state.inventory import PartitionFacts
+from clusterctl.state.workspace import Workspace
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.messages import shows
@@ -78,12 +79,11 @@ def test_list_knows_a_cluster_by_its_id_alone(cli: Clusterctl) -> None:
 
 
 def test_list_first_up_that_did_not_finish_is_unfinished(cli: Clusterctl) -> None:
-    records = {"begun": None, "configuring": {}, "ended": {"d-ctl": {}}, "leaves": {"d-ctl": {}}}
-    for name, marks in records.items():
+    records = {"begun": None, "configuring": "", "ended": "inputs", "leaves": "inputs"}
+    for name, inputs in records.items():
         raise_cluster(cli.home, name, "onprem", None)
-        if marks is not None:
-            record = json.dumps({"inputs": "", "marks": marks})
-            (cli.home / name / "configured.json").write_text(record)
+        if inputs is not None:
+            Workspace(cli.home / name).note_configuration(inputs)
     (cli.home / "leaves" / "removing").write_text('{"looked_at": null}')
     states = {c["cluster"]: c["state"] for c in cli("-o", "json", "list").json["clusters"]}
     assert [states[name] for name in records] == ["unfinished", "unfinished", "up", "leaving"]

@@ -85,7 +85,7 @@ def test_wait_that_times_out_tells_the_present_states(
 def test_wait_for_an_unknown_job_does_not_wait(
     answer: Answer, played_session: Session, set_clock: SetClock
 ) -> None:
-    played_session.workspace.configured.touch()
+    played_session.workspace.configured.write_text("inputs")
     set_clock(Clock(sleep=lambda _: pytest.fail("it waits")))
     assert code(answer("wait", "77", rc=1)) == "not-found/job"
 

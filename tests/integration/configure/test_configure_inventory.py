@@ -204,6 +204,7 @@ def test_host_may_have_every_role(
         "Configure the check of what a host needs": every,
         "Configure Slurm's nodes": computing,
         "Configure the login hosts": ["demo-train-2"],
+        "Record which files the roles want": every,
     }
 
 

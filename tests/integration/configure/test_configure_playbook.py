@@ -16,15 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clusterctl.configure.ansible import PlaybookRun, preview, run_playbook
 from clusterctl.configure.events import TaskStatus
 from clusterctl.errors import ConfigureError
+from clusterctl.hosts.remote_probe import block_mark, file_mark
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT, HostStep, Reporter, report_steps
+from clusterctl.util.remote_wanted import read_wanted
 from tests.support.forks import ansible
 from tests.support.messages import condition, refused
+from tests.support.plays import run_play
 from tests.support.processes import eventually
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
@@ -32,6 +36,8 @@ PLAYBOOKS = Path(__file__).parent / "playbooks"
 BREAKS = "It breaks on one host"
 LAST = "The others go on"
 WriteInventory = Callable[..., Path]
+# Files of wanted.yml.
+KINDS = ("text", "secret", "one", "two", "template")
 
 
 def processes_of(inventory: Path) -> list[int]:
@@ -58,6 +64,25 @@ class Steps(Reporter, list[HostStep]):
     def progress(self, message: str | HostStep) -> None:
         assert isinstance(message, HostStep)
         self.append(message)
+
+
+def test_playbook_records_what_was_to_be_written(tmp_path: Path) -> None:
+    """Not what is found on the host, and nothing in check mode."""
+    (play,) = yaml.safe_load((PLAYBOOKS / "wanted.yml").read_text())
+    record = tmp_path / "one.wanted.json"
+    assert run_play(tmp_path, play, ("ctl", "one"), known={}, check=True).returncode == 0
+    assert not record.exists()
+    for changed in (True, False):
+        record.unlink(missing_ok=True)
+        done = run_play(tmp_path, play, ("ctl", "one"), known={})
+        assert ("changed=0" not in done.stdout) == changed, done.stdout
+        found = {
+            f"file {path}": file_mark(str(path))
+            for path in map(tmp_path.joinpath, (f"one.{kind}" for kind in KINDS))
+        }
+        block = str(tmp_path / "one.block")
+        found[f"block {block}"] = block_mark(block, "# BEGIN", "# END")
+        assert read_wanted(str(record)) == {"marks": found}
 
 
 def test_playbook_reports_progress_and_recap(

@@ -11,16 +11,15 @@ import pytest
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import (
-    ConfigurationRecord,
+    ClusterRecord,
     _install_slurmd,
-    _read,
-    _record,
     inputs_of,
+    wanted_of,
 )
 from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import HostReport
+from clusterctl.hosts.probe import HostReport, Wanted
 from clusterctl.providers.base import Provisioned
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -70,12 +69,10 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
     return run
 
 
-def record_up(workspace: Workspace, views: dict[str, HostReport]) -> None:
+def record_up(workspace: Workspace, views: dict[str, HostReport]) -> Wanted:
     rendered = inputs_of(SPEC, INVENTORY, workspace, views)
-    _record(
-        workspace,
-        ConfigurationRecord(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)),
-    )
+    record = ClusterRecord(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views))
+    return Wanted(cluster=record.model_dump(mode="json"))
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])
@@ -98,7 +95,8 @@ def test_gpu_added_is_a_change_unless_a_reboot_is_pending(
     installed: Install, workspace: Workspace
 ) -> None:
     before = {CTL: HostReport(None, {}), ONE: LACKS, TWO: shows()}
-    record_up(workspace, before)
+    ended = record_up(workspace, before)
+    before[CTL] = HostReport(None, {}, wanted=ended)
     assert installed(INVENTORY, before)[ONE] == LACKS
     views = installed(INVENTORY, {**before, TWO: LACKS})
     assert (views[TWO], views[CTL].driver) == (WAS, Driver())
@@ -129,27 +127,35 @@ def test_hosts_without_the_installation_are_installed_in_one_run(installed: Inst
 
 DRAIN = Step(("scontrol", "update", f"nodename={ONE}", "state=drain", "reason=clusterctl: *"))
 RESUME = Step(("scontrol", "update", f"nodename={ONE}", "state=resume"))
-Fails = Callable[..., str]
+RECORD = Step(("sudo", "-n", "python3", "..."))
+Fails = Callable[..., tuple[str, Wanted]]
 
 
 @pytest.fixture
 def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
-    """Run an `up` that fails in Ansible, and return the GPUs of the first node in slurm.conf.
+    """Run an `up` that fails in Ansible. Return the GPUs of the first node in slurm.conf, and the
+    controller's record afterwards.
 
-    The node had one GPU. now: its present report. steps: the commands to Slurm.
+    The node had one GPU. now: its present report. steps: the commands to Slurm. wanted: the record
+    before. Default: that of an `up` which has ended.
     """
-    record_up(workspace, {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS})
+    ended = record_up(workspace, {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS})
 
     def fail(*_: object, **__: object) -> None:
         raise ConfigureError("tasks failed")
 
-    def run(now: HostReport, *steps: Step, limit: tuple[str, ...] | None = None) -> str:
+    def run(
+        now: HostReport,
+        *steps: Step,
+        limit: tuple[str, ...] | None = None,
+        wanted: Wanted = ended,
+    ) -> tuple[str, Wanted]:
         use_ansible(monkeypatch, fail)
-        views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
+        views = {CTL: HostReport(None, {}, wanted=wanted), ONE: now, TWO: WAS}
         software = SPEC.software.model_copy(update={"cupy": False})
         spec = SPEC.model_copy(update={"software": software})
         session = ClusterContext.of(spec, workspace=workspace)
-        slurm = ScriptedTransport(steps)
+        slurm = ScriptedTransport([*steps, RECORD])
         use_hosts(monkeypatch, lambda _: slurm)
         with session.connections, pytest.raises(ConfigureError):
             converge.converge(session, Provisioned(INVENTORY), views, limit=limit)
@@ -159,7 +165,9 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
             for text in (workspace.rendered / "slurm.conf").read_text().splitlines()
             if text.startswith(f"NodeName={ONE} ")
         )
-        return next(word for word in line.split() if word.startswith("Gres="))
+        (request,) = json.loads(slurm.calls[-1].argv[-1])
+        left = Wanted(cluster=json.loads(request)["cluster"])
+        return next(word for word in line.split() if word.startswith("Gres=")), left
 
     return run
 
@@ -170,13 +178,18 @@ def test_failed_converge_keeps_the_gpus_of_a_running_job(
 ) -> None:
     two = shows("t4", "t4")
     three = shows("t4", "t4", "t4")
-    assert fails(two, sinfo(ONE), DRAIN, squeue(), limit=limit) == "Gres=gpu:t4:2"
-    assert fails(two) == "Gres=gpu:t4:2"  # nothing to wait for
+    gpus, wanted = fails(two, sinfo(ONE), DRAIN, squeue(), limit=limit)
+    assert gpus == "Gres=gpu:t4:2"
+    gpus, wanted = fails(two, wanted=wanted)  # nothing to wait for
+    assert gpus == "Gres=gpu:t4:2"
     for now in (WAS, three):
         at_work = sinfo(ONE, state="mixed"), DRAIN, squeue((7, "train", ONE)), RESUME
-        assert fails(now, *at_work, limit=limit) == "Gres=gpu:t4:2"
+        gpus, wanted = fails(now, *at_work, limit=limit, wanted=wanted)
+        assert gpus == "Gres=gpu:t4:2"
 
 
-def test_hardware_of_a_recreated_host_is_forgotten(fails: Fails, workspace: Workspace) -> None:
-    fails(shows("t4", "t4"), sinfo(ONE), DRAIN, squeue())
-    assert _read(workspace, recreated=[ONE]).hardware == hardware(SPEC, INVENTORY, {TWO: WAS})
+def test_hardware_of_a_recreated_host_is_forgotten(fails: Fails) -> None:
+    _, left = fails(shows("t4", "t4"), sinfo(ONE), DRAIN, squeue())
+    reports = {CTL: HostReport(None, {}, wanted=left)}
+    wanted = wanted_of(SPEC, INVENTORY, reports, recreated=[ONE])
+    assert wanted.cluster.hardware == hardware(SPEC, INVENTORY, {TWO: WAS})

@@ -181,7 +181,7 @@ def test_down_writes_the_usage_first(
     use_provider(monkeypatch, lambda *_: cloud)
     workspace = cluster_with_runs(tmp_path)
     workspace.inventory.write_text(inventory_of(cluster="d").text)
-    workspace.configured.touch()
+    workspace.configured.write_text("inputs")
     held = AllocatedTime(
         job="1", user="ada", account="", partition="a", start=0, end=9, nodes=1, cluster="d"
     )
@@ -325,7 +325,7 @@ def test_refused_down_lists_the_runs_that_it_collected(
     workspace = cluster_with_runs(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))
     # Users could log in, and without an inventory nobody knows where their files are.
-    workspace.configured.touch()
+    workspace.configured.write_text("inputs")
     screen = Screen(json=json, color=False, cluster="d")
     with pytest.raises(OnlyCopyError) as caught:
         cli_down.down(screen, yes=True)
@@ -340,7 +340,7 @@ def test_dry_run_of_a_down_that_would_stop_fails_in_the_same_way(
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
     use_provider(monkeypatch, lambda *_: Cloud({"ffffff": (DISK,)}))
-    cluster_with_runs(tmp_path).configured.touch()
+    cluster_with_runs(tmp_path).configured.write_text("inputs")
     screen = Screen(json=True, color=False, cluster="d")
     with pytest.raises(OnlyCopyError) as caught:
         cli_down.down(screen, dry_run=True)

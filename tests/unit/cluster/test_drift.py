@@ -8,13 +8,13 @@ import pytest
 
 from clusterctl.cluster import up
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import ConfigurationRecord
 from clusterctl.cluster.drift import (
     drift_of_host,
     drifted,
     hosts_with_drift,
     repairs_of,
     touches_slurm,
+    wanted_marks,
 )
 from clusterctl.cluster.phases import Drift
 from clusterctl.errors import ConfigureError
@@ -26,12 +26,13 @@ from tests.support.scripted import ScriptedTransport, Step, use_hosts
 from tests.unit.cluster.specs import spec_of
 from tests.unit.hosts.answers import answer
 
+CONF = "file /etc/slurm/slurm.conf"
 NOTED = {
     "file /etc/munge/munge.key": "a1 400 1:1",
-    "file /etc/slurm/slurm.conf": "b2 644 0:0",
+    CONF: "b2 644 0:0",
     "unit munge": "running",
     "unit slurmd": "running",
-    "user ada": "2001:2001 ada /shared/home/ada /bin/bash",
+    "user ada": "2001",
     "accounting all": "c3",
     "package munge": "installed",
     "package slurmd": "installed",
@@ -79,6 +80,31 @@ def test_repairs_name_what_was_restored(key: str, mark: str, repair: str) -> Non
     ]
 
 
+def test_wanted_marks_are_of_what_was_written_and_of_the_spec() -> None:
+    """What was found never counts as wanted."""
+    spec = spec_of(users=[{"name": "ada", "uid": 2001}])
+    key = "file /etc/munge/munge.key"
+    found = {
+        **NOTED,
+        key: "an edit",
+        "user ada": "2009",
+        "package munge": "not installed",
+        "unit slurmd": "stopped",
+        "absent /etc/slurm.conf": "there",
+        "keys ada": "an edit",
+    }
+    wanted = wanted_marks({key: NOTED[key]}, found, spec)
+    differing = {
+        key,
+        "user ada",
+        "package munge",
+        "unit slurmd",
+        "absent /etc/slurm.conf",
+        "keys ada",
+    }
+    assert {*drifted(wanted, found)} == differing
+
+
 def test_stopped_unit_is_drift_even_if_recorded() -> None:
     stopped = {**NOTED, "unit slurmd": "stopped"}
     assert drifted(stopped, stopped) == ("unit slurmd",)
@@ -91,7 +117,7 @@ def test_repairs_omit_what_configuring_left() -> None:
 
 def test_new_user_has_not_drifted() -> None:
     before = {**NOTED, "user bob": "missing"}
-    after = {**NOTED, "user bob": "2002:2002 bob /shared/home/bob /bin/bash"}
+    after = {**NOTED, "user bob": "2002"}
     assert drifted(NOTED, before) == ("user bob",)
     assert repairs_of("d-ctl", NOTED, before, after) == []
 
@@ -135,23 +161,20 @@ def test_touches_slurm_is_true_for_files_of_slurm() -> None:
 def test_removed_package_is_reinstalled_or_its_node_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baked: bool
 ) -> None:
-    """With a repository, Ansible installs it again. Packages that were never installed don't count."""
-    marks = dict.fromkeys(("d-ctl", "d-1", "d-2", "d-3"), NOTED)
+    """With a repository, Ansible installs it again. Hosts that no `up` has configured don't count."""
     munge = {"package munge": "not installed"}
     slurmd = {"package slurmd": "not installed"}
-    never = {
-        "d-3": {**NOTED, **munge},
-        "d-4": {key: NOTED[key] for key in NOTED if key not in munge},
-    }
     workspace = Workspace(tmp_path)
     workspace.create()
     workspace.create_secrets()
-    workspace.configured.write_text(ConfigurationRecord(marks={**marks, **never}).model_dump_json())
-    now = {"d-1": {}, "d-2": munge | slurmd, "d-3": munge, "d-4": munge, "d-5": munge}
+    now = {"d-1": {}, "d-2": munge | slurmd, "d-3": munge}
     ctl, *nodes = ("d-ctl", *now)
     repair = Step(("...",))
+    wanted = {host: {} if host == "d-3" else {"marks": {CONF: NOTED[CONF]}} for host in (ctl, *now)}
     hosts = {
-        host: ScriptedTransport([Step(("...",), answer(checksums=NOTED | marks)), repair])
+        host: ScriptedTransport(
+            [Step(("...",), answer(checksums=NOTED | marks, wanted=wanted[host])), repair]
+        )
         for host, marks in {ctl: {}, **now}.items()
     }
     use_hosts(monkeypatch, hosts.__getitem__)

@@ -14,9 +14,10 @@ from ruamel.yaml import YAML
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import (
-    ConfigurationRecord,
+    ClusterRecord,
     HostChooser,
     HostsToConfigure,
+    WantedState,
     inputs_of,
 )
 from clusterctl.cluster.drift import matches
@@ -283,7 +284,8 @@ class Cluster:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.spec = spec_of()
-        self.recorded = ConfigurationRecord()
+        self.recorded = ClusterRecord()
+        self.marks: dict[str, Checksums] = {}
         self.seen: dict[str, Checksums] = {}
         self.openmpi: dict[str, str] = {}
 
@@ -297,7 +299,8 @@ class Cluster:
         groups = inputs_of_templates(
             ClusterContext.of(self.spec, workspace=self.workspace), inventory
         )
-        return HostChooser(inventory, self.recorded, reports, rendered, groups, files)
+        wanted = WantedState(self.recorded, self.marks)
+        return HostChooser(inventory, wanted, reports, rendered, groups, files)
 
     def choose(
         self, inventory: Inventory, from_template: Collection[str], *, again: bool = False
@@ -324,9 +327,8 @@ def growing(cluster: Cluster) -> Cluster:
     """A configured cluster of two nodes, which is to have three."""
     now = cluster.hosts(INVENTORY)
     cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
-    cluster.recorded = ConfigurationRecord(
-        inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen
-    )
+    cluster.marks = {**cluster.seen}
+    cluster.recorded = ClusterRecord(inputs=now.rendered.inputs, groups=now.groups)
     return cluster
 
 
@@ -384,9 +386,8 @@ def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster)
     assert of_mpi == {CTL: [distribution], ONE: [distribution], TWO: [nvidia]}
     assert now.files[TWO][nvidia] == now.files[ONE][distribution]
     cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
-    cluster.recorded = ConfigurationRecord(
-        inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen
-    )
+    cluster.marks = {**cluster.seen}
+    cluster.recorded = ClusterRecord(inputs=now.rendered.inputs, groups=now.groups)
     assert cluster.choose(GROWN, NEW).renewed == OLD
 
 

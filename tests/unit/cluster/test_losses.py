@@ -110,7 +110,7 @@ class Stage:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workspace = Workspace(root / "d")
         self.workspace.create()
-        self.workspace.configured.touch()
+        self.workspace.configured.write_text("inputs")
         number = "2"
         entry = JobEntry(token=number, name="mine", user="ada", submitted_at=0.0, job_id=number)
         Ledger(self.workspace.jobs).add(replace(entry, remote_dir=FOLDER_OF_JOB_2))

@@ -12,7 +12,6 @@ from typing import cast
 
 import pytest
 
-from clusterctl.cluster.converge import ConfigurationRecord
 from clusterctl.cluster.verify import (
     FabricLink,
     Verification,
@@ -28,7 +27,7 @@ from clusterctl.cluster.verify import (
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, NotUpError, UnreachableError, UsageError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.probe import HostFacts, ProbeRequest
+from clusterctl.hosts.probe import HostFacts, HostReport, ProbeRequest, Wanted
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import NodeInfo
@@ -42,6 +41,7 @@ from tests.support.inventories import inventory_of
 from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step, listed_nodes, queued
+from tests.unit.cluster.specs import spec_of
 from tests.unit.hosts.test_doctor import WELL
 
 NAMES = ("d-train-1", "d-train-2")
@@ -470,20 +470,38 @@ def test_doctor_asks_for_nothing_that_changes_with_added_accounts() -> None:
     assert (asked.files, asked.host) == (marks.files, {"space": ("/",)})
 
 
-LEFT = {"file /etc/slurm/slurm.conf": "a1", "unit munge": "running", "user ada": "7:7 a / sh"}
+WRITTEN = {"file /etc/slurm/slurm.conf": "a1"}
+LEFT = WRITTEN | {"unit munge": "running", "user slurm": "64030"}
 
 
 def compared(
-    root: Path, checksums: Mapping[str, Mapping[str, str]], inputs: str = "i1"
+    root: Path,
+    checksums: Mapping[str, Mapping[str, str]],
+    inputs: str = "i1",
+    here: str = "i1",
+    new: Sequence[str] = (NAMES[1],),
 ) -> list[Finding]:
-    """Return what doctor finds by comparing these hosts with what `up` left on those that it has
-    configured. root: folder for a workspace. inputs: the record's.
+    """Return what doctor finds by comparing these hosts with what `up` wants there.
+
+    root: folder for a workspace. inputs: the record's on the controller. here: those of the last `up`
+    from this folder. new: hosts that no `up` has configured.
     """
     workspace = Workspace(root)
     workspace.create()
-    record = ConfigurationRecord(inputs=inputs, marks=dict.fromkeys(("d-ctl", NAMES[0]), LEFT))
-    workspace.configured.write_text(record.model_dump_json())
-    return [*drift_findings(INVENTORY, workspace, DoctorReport((), {}, checksums))]
+    workspace.configured.write_text(here)
+    record = {"inputs": inputs, "by": "bob@lab"}
+    reports = {
+        host: HostReport(
+            None,
+            marks,
+            wanted=Wanted(
+                marks={} if host in new else WRITTEN, cluster=record if host == "d-ctl" else {}
+            ),
+        )
+        for host, marks in checksums.items()
+    }
+    report = DoctorReport((), {}, reports)
+    return [*drift_findings(spec_of(), INVENTORY, workspace, report)]
 
 
 def codes_of(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
@@ -491,18 +509,20 @@ def codes_of(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
 
 
 def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None:
-    now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped", "user ada": "missing"}
+    now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped", "user slurm": "missing"}
     (found,) = compared(tmp_path, {"d-ctl": now, NAMES[0]: LEFT})
     assert (found.host, found.level, condition(found)) == ("d-ctl", "error", "drifted")
-    assert all(text in found.why for text in ("/etc/slurm/slurm.conf", "munge", "ada"))
+    assert all(text in found.why for text in ("/etc/slurm/slurm.conf", "munge", "slurm"))
 
 
-def test_doctor_blames_no_host_for_the_shell_that_its_user_chose(tmp_path: Path) -> None:
-    assert compared(tmp_path, {"d-ctl": LEFT | {"user ada": "7:7 a / zsh"}}) == []
+def test_doctor_names_the_up_of_another_administrator(tmp_path: Path) -> None:
+    (found,) = compared(tmp_path, {"d-ctl": LEFT}, here="i0")
+    assert (found.host, found.level, condition(found)) == ("d-ctl", "warning", "another-up")
+    assert "bob@lab" in found.why
 
 
 def test_doctor_compares_no_host_that_up_has_yet_to_finish(tmp_path: Path) -> None:
-    new = {NAMES[1]: LEFT}
+    new = {"d-ctl": LEFT, NAMES[1]: LEFT}
     assert codes_of(compared(tmp_path / "new", new)) == {(NAMES[1], "error", "not-configured")}
     killed = compared(tmp_path / "killed", new, inputs="")
     assert codes_of(killed) == {("d-ctl", "error", "up-unfinished")}

@@ -57,6 +57,7 @@ NOT_IN_TASKS = {
     "/etc/slurm/slurm.conf",
     "/opt/clusterctl/apptainer_*_amd64.deb",
     "/opt/clusterctl/installed-*",
+    "/opt/clusterctl/wanted.json",
     "/shared/home/*/.ssh/clusterctl_mpi",
     "/shared/home/*/.ssh/clusterctl_mpi.pub",
     "firewalld.service",

@@ -15,5 +15,12 @@ DISK = room(512, "/")
 
 def answer(**node: object) -> str:
     """Return the answer of a healthy node, except for these fields."""
-    fine = {"system": SYSTEM, "cards": 0, "said": FACTS, "checksums": {}, "space": [DISK]}
+    fine = {
+        "system": SYSTEM,
+        "cards": 0,
+        "said": FACTS,
+        "checksums": {},
+        "wanted": {},
+        "space": [DISK],
+    }
     return json.dumps({"state": "running", "node": fine | node})

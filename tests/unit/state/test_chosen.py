@@ -16,8 +16,8 @@ from tests.support.messages import refused
     ("file", "text", "code"),
     [
         ("", "", "unfinished"),
-        ("configured", '{"marks": {}}', "unfinished"),
-        ("configured", '{"marks": {"d-ctl": {}}}', "slurm-refused"),
+        ("configured", "", "unfinished"),
+        ("configured", "inputs", "slurm-refused"),
         ("login", "", "slurm-refused"),
     ],
 )

@@ -1,0 +1,1 @@
+../../clusterctl/util/remote_wanted.py
