@@ -223,10 +223,10 @@ def doctor(
     """Check the hosts and report problems.
 
     Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts
-    and GPUs, and whether hosts of the cluster are as `up` wants them. Changes nothing. On-prem hosts can
-    be checked before the first `up`. Exits 1 if a host cannot be part of the cluster, or differs from
-    what `up` left. On a cluster that other people run, it shows each fact about the cluster and how it
-    was learned.
+    and GPUs, and whether hosts of the cluster are as `up` wants them. Runs a small job on idle nodes, as
+    `up` does; changes no setting. On-prem hosts can be checked before the first `up`. Exits 1 if a host
+    cannot be part of the cluster, or differs from what `up` wants. On a cluster that other people run,
+    it shows each fact about the cluster and how it was learned.
     """
     spec = spec_of_existing(screen.chosen())
     workspace = Workspace.of(spec.name)

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final
 
 from clusterctl.cluster.context import ClusterContext
@@ -22,7 +21,7 @@ from clusterctl.cluster.drift import drift_of_host
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, PhaseResult
-from clusterctl.cluster.user_proof import prove_job_user
+from clusterctl.cluster.trial import has_passed, prove_job_user, run_trial
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -63,7 +62,7 @@ from clusterctl.state.removal import leaving_error
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.process import Result, parallel_map, start_in_thread
+from clusterctl.util.process import Result, parallel_map
 
 # slurmctld takes a minute to contact an unreachable node again.
 READY_TIMEOUT_S = 120.0
@@ -157,12 +156,7 @@ def verify(
         host.name for host in inventory.compute if host.is_controller or host.name in host_names
     ]
     to = cluster.connections.to
-
-    def prove(hosts: Sequence[str]) -> None:
-        if inventory.job_user:
-            session = session_of(site_of(inventory), cluster.workspace, cluster.connections)
-            prove_job_user(session, to, hosts)
-
+    prove = proof_of_user(inventory, cluster.workspace, cluster.connections)
     asked = {*host_names, inventory.controller.name} & reports.keys()
 
     def reject_unreached() -> None:
@@ -199,6 +193,19 @@ def verify(
     return PhaseResult(verification, summary, tuple(notes))
 
 
+def proof_of_user(
+    inventory: Inventory, workspace: Workspace, connections: Connections
+) -> Callable[[Sequence[str]], None]:
+    """Return the function that proves on nodes that jobs of the job user work."""
+
+    def prove(hosts: Sequence[str]) -> None:
+        if inventory.job_user:
+            session = session_of(site_of(inventory), workspace, connections)
+            prove_job_user(session, connections.to, hosts)
+
+    return prove
+
+
 def run_verification(
     inventory: Inventory,
     to: Connect,
@@ -224,20 +231,17 @@ def run_verification(
         hosts = verification.verified
         if not hosts:
             return verification
-        proof = start_in_thread(partial(prove, hosts))
-        result = scheduler.run_verification_job(hosts)
-        try:
-            proof()
-        except VerifyError:
-            # If the MPI job has failed too, its error comes first.
-            if has_passed(result, hosts):
-                raise
-        # A user's job may have started first, or a busy node started its part after `cred_expire`.
-        if not (result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE))):
+        result = run_trial(scheduler, hosts, prove)
+        if not _lost_its_place(result):
             break
     if not has_passed(result, hosts):
         raise verification_error(result, hosts, scheduler, reject_unreached)
     return replace(verification, link=measured_link(result))
+
+
+def _lost_its_place(result: Result) -> bool:
+    """Return whether a user's job has started first, or a busy node its part after `cred_expire`."""
+    return result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE))
 
 
 def _ready_nodes(
@@ -460,15 +464,6 @@ def _slurmctld_ended(host: str, fatal: str) -> VerifyError:
     )
 
 
-def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
-    """Return whether the verification job succeeded with a rank on each of these hosts."""
-    try:
-        answer = json.loads(result.stdout)
-        return result.rc == 0 and answer["ok"] is True and answer["world_size"] == len(hosts)
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
 def measured_link(result: Result) -> FabricLink | None:
     """Return the bandwidth that a verification job measured. None: it measured no bandwidth."""
     with suppress(ValueError, KeyError, TypeError):
@@ -581,6 +576,8 @@ def examine_cluster(
                 report = report.and_also(_find_unreached(spec, inventory, report.facts.keys(), to))
             report = report.and_also(credential_findings(inventory, connections.to, report))
             report = report.and_also(slurm_findings(inventory, connections.to, report))
+            prove = proof_of_user(inventory, workspace, connections)
+            report = report.and_also(trial_findings(inventory, connections.to, report, prove))
         hosts_known = inventory.hosts
     facts = dict(report.facts)
     for host in hosts_known:
@@ -738,6 +735,61 @@ def _idle_for_a_reason(nodes: Sequence[NodeInfo]) -> Iterator[Finding]:
         if not is_reserved(node):
             fix = f"`clusterctl node resume {node.name}`, once the node may be used again"
             yield Finding(node.name, "warning", "node-drained", what, drain_reason(node), fix)
+
+
+def trial_findings(
+    inventory: Inventory,
+    to: Connect,
+    report: DoctorReport,
+    prove: Callable[[Sequence[str]], None],
+) -> tuple[Finding, ...]:
+    """Run the trial of `up` on the examined nodes that are idle, and return what fails. A node on which
+    nothing was tried has a warning.
+
+    report: the findings so far. A node with an error there is not tried. prove: see ``run_trial``.
+    """
+    faulty = {finding.host for finding in report.errors}
+    if inventory.controller.name in faulty or inventory.controller.name not in report.facts:
+        return ()
+    asked = [h.name for h in inventory.compute if h.name in report.facts.keys() - faulty]
+    scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
+    try:
+        idle = _idle_nodes(scheduler, asked)
+        result = run_trial(scheduler, idle, prove) if idle else None
+        if result is not None and _lost_its_place(result):
+            result, idle = None, ()
+    except VerifyError as exc:
+        return tuple(_failed_trial(exc, idle))
+    except (SlurmError, CommandError, TransportError) as exc:
+        return tuple(_untried(asked, exc.cause))
+    drained = {finding.host for finding in report.findings if finding.code == "node-drained"}
+    others = [host for host in asked if host not in {*idle, *drained}]
+    untried = tuple(_untried(others, "it is not idle"))
+    if result is not None and not has_passed(result, idle):
+        return (*_failed_trial(verification_error(result, idle, scheduler), idle), *untried)
+    return untried
+
+
+def _idle_nodes(scheduler: Nodes, names: Sequence[str]) -> tuple[str, ...]:
+    if not scheduler.drains_nodes:
+        at_work = {node for job in scheduler.own_jobs() if not job.ended for node in job.nodes}
+        return tuple(name for name in names if name not in at_work)
+    nodes = (node for node in scheduler.nodes() if node.name in names)
+    return tuple(node.name for node in group_by_availability(nodes)[Availability.READY])
+
+
+def _failed_trial(error: VerifyError, hosts: Sequence[str]) -> Iterator[Finding]:
+    what = "a job that does what jobs need fails on the node"
+    for failure in error.failures or [Failure(error.code, error.cause, host) for host in hosts]:
+        host = failure.host or hosts[0]
+        fix = failure.fix or error.fix
+        yield Finding(host, "error", "trial-failed", what, failure.cause, fix, failure.code)
+
+
+def _untried(hosts: Sequence[str], why: str) -> Iterator[Finding]:
+    what = "no job was tried on the node"
+    for host in hosts:
+        yield Finding(host, "warning", "not-looked-at", what, why, "run it again once it is idle")
 
 
 def _find_unreached(

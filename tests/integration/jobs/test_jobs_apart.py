@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from clusterctl.cluster.user_proof import prove_job_user
+from clusterctl.cluster.trial import prove_job_user
 from clusterctl.errors import SlurmError, TransferError, UnreachableError, VerifyError
 from clusterctl.jobs.shell import session_folder, shell_request
 from clusterctl.jobs.submit import SubmittedJob, Submitter
@@ -291,11 +291,13 @@ class AsUser(ApartNode):
     """The admin account's way to a node: sudo is left out."""
 
     def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
-        assert argv[:4] == ("sudo", "-n", "-H", "-u")
+        if argv[:4] != ("sudo", "-n", "-H", "-u"):
+            # It has no health program.
+            return ["false"]
         return super()._local_command(argv[5:])
 
 
-@pytest.mark.parametrize("fault", ["", "home", "path"])
+@pytest.mark.parametrize("fault", ["", "home", "path", "python", "mpirun"])
 def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
     apart: Session,
     cluster: PlayedCluster,
@@ -308,7 +310,14 @@ def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
         node.__dict__.update(nodes[host].__dict__)
         return node
 
-    session = apart
+    root = tmp_path / "root"
+    (root / "env/bin").mkdir(parents=True)
+    for program in (root / "env/bin/python", root / "env/bin/mpirun"):
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o644 if program.name == fault else 0o755)
+    (root / "job-profile.sh").write_text(f"PATH={root}/env/bin\n")
+    inventory = replace(apart.inventory, root=str(root))
+    session = apart = replace(apart, site=site_of(inventory))
     if fault == "home":
         (nodes["n2"].home / "clusterctl").write_text("no folder")
     if fault == "path":
@@ -320,6 +329,7 @@ def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
         with refused("host-unfit/job-user", VerifyError) as caught:
             prove_job_user(session, to, ["n1", "n2"])
         assert "n2" in str(caught.value)
+        assert caught.value.fix
     assert left_on(nodes["n1"]) == []
 
 

@@ -622,6 +622,30 @@ def test_python_that_users_may_not_run_is_named(host: Host) -> None:
         assert host.look(mode="job") == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="the check writes as another user")
+def test_folder_that_users_may_not_write_to_is_named(host: Host) -> None:
+    """Also the folder of jobs, in which only the user may write."""
+    # Other users may not enter the folders of pytest.
+    with TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "tmp").mkdir()
+        (folder / "ada").mkdir(mode=0o700)
+        os.chown(folder / "ada", 2345, 2345)
+        host.needs("writable", folders=[f"{folder}/tmp"], homes=str(folder))
+        host.set(accounts={"ghost": 2346, "ada": 2345})
+        (folder / "tmp").chmod(0o1777)
+        assert host.look() == []
+        (folder / "tmp").chmod(0o755)
+        os.chown(folder / "ada", 2347, 2347)
+        found = host.look()
+        assert [
+            f"{folder}/{name}" in text for name, text in zip(("tmp", "ada"), found, strict=True)
+        ] == [True, True]
+        assert host.look(mode="job") == found
+        assert [*(folder / "ada").iterdir(), *(folder / "tmp").iterdir()] == []
+
+
 @pytest.mark.parametrize(
     ("rows", "found"),
     [

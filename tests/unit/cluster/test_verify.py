@@ -22,10 +22,18 @@ from clusterctl.cluster.verify import (
     find_obstacles,
     reject_unfit_nodes,
     slurm_findings,
+    trial_findings,
     wait_until_ready,
 )
 from clusterctl.cluster.verify import run_verification as verify_by
-from clusterctl.errors import MachineError, NotUpError, UnreachableError, UsageError, VerifyError
+from clusterctl.errors import (
+    Failure,
+    MachineError,
+    NotUpError,
+    UnreachableError,
+    UsageError,
+    VerifyError,
+)
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.probe import HostFacts, HostReport, ProbeRequest, Wanted
 from clusterctl.providers.base import Provider
@@ -584,6 +592,57 @@ def test_doctor_says_that_slurm_does_not_answer_unless_it_has_the_reason() -> No
     assert (host, level) == ("d-ctl", "error")
     known = Finding("d-ctl", "error", "disk-full", "", "", "")
     assert doctor(silent, queued(), known=known) == {}
+
+
+def tried(
+    *steps: Step, prove: Callable[[Sequence[str]], None] = lambda _: None, **found: Finding
+) -> dict[str | None, tuple[str, str]]:
+    """Return host -> level and code of what the trial of `doctor` finds on the nodes.
+
+    steps: the commands to Slurm. found: earlier findings.
+    """
+    controller = ScriptedTransport(steps)
+    report = DoctorReport(tuple(found.values()), dict.fromkeys(("d-ctl", *NAMES), facts()))
+    findings = trial_findings(INVENTORY, lambda _: controller, report, prove)
+    assert controller.left == ()
+    return {each.host: (each.level, condition(each)) for each in findings}
+
+
+IDLE = sinfo(d_train_1="idle", d_train_2="idle")
+
+
+def test_doctor_tries_a_job_on_idle_nodes_and_says_where_it_tried_none() -> None:
+    assert tried(IDLE, srun(*NAMES)) == {}
+    half = sinfo(d_train_1="idle", d_train_2="mixed")
+    assert tried(half, srun(NAMES[0])) == {NAMES[1]: ("warning", "not-looked-at")}
+    assert tried(ALLOCATED) == dict.fromkeys(NAMES, ("warning", "not-looked-at"))
+    taken = Step((*SRUN, "..."), stderr="srun: error: Requested nodes are busy", rc=1)
+    assert tried(IDLE, taken) == dict.fromkeys(NAMES, ("warning", "not-looked-at"))
+    silent = Step(("sinfo", "..."), stderr="slurm_load_partitions: Unable to contact slurm", rc=1)
+    assert tried(silent) == dict.fromkeys(NAMES, ("warning", "not-looked-at"))
+
+
+def test_doctor_names_the_node_on_which_the_job_fails() -> None:
+    failed = json.dumps({"ok": False, "failures": [{"host": NAMES[1], "cause": "wrong sums"}]})
+    job = Step((*SRUN, "..."), failed, rc=1)
+    assert tried(IDLE, job) == {NAMES[1]: ("error", "trial-failed")}
+
+
+def test_doctor_names_the_node_on_which_the_users_part_fails() -> None:
+    def prove(_: Sequence[str]) -> None:
+        failure = Failure("host-unfit", "mpirun: Permission denied", NAMES[0], "verify")
+        raise VerifyError("jobs of ada would fail", about="job-user", failures=(failure,))
+
+    assert tried(IDLE, srun(*NAMES), prove=prove) == {NAMES[0]: ("error", "trial-failed")}
+
+
+def test_doctor_tries_nothing_where_a_cause_is_known() -> None:
+    known = Finding(NAMES[1], "error", "drifted", "", "", "")
+    assert tried(IDLE, srun(NAMES[0]), known=known) == {}
+    drained = sinfo("noisy disk", "ada", d_train_1="idle", d_train_2="idle+drain")
+    said = Finding(NAMES[1], "warning", "node-drained", "", "", "")
+    assert tried(drained, srun(NAMES[0]), said=said) == {}
+    assert tried(known=Finding("d-ctl", "error", "disk-full", "", "", "")) == {}
 
 
 def test_up_accepts_nodes_that_a_person_drained() -> None:

@@ -24,11 +24,13 @@ waits for it, so it imports no slow module, such as dataclasses.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -364,6 +366,53 @@ def homes(need: Settings, _: State) -> Iterator[Problem]:
         # Without the folder of homes, another check names the cause.
         if missing == [True, False]:
             yield Problem(f"{home}, the home of {user}, is missing")
+
+
+def writable(need: Settings, state: State) -> Iterator[Problem]:
+    """Check that users can write where jobs do. `folders`: of all users. `homes`: the folder of homes,
+    of which the first that exists is tried. `accounts`: name -> uid.
+    """
+    homes = ((f"{need['homes']}/{name}", uid) for name, uid in need["accounts"].items())
+    tried = [(folder, NOBODY) for folder in need["folders"]]
+    tried += [home for home in homes if not state.hangs("folder") and os.path.isdir(home[0])][:1]
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write_end, "\n".join(filter(None, (write_error(*one) for one in tried))).encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as said:
+        if not select.select([said], [], [], FOLDER_S)[0]:
+            state.note_hang("writable", Answer(None, "", pid))
+            raise NotLookedError(f"no write ended within {FOLDER_S} s")
+        text = said.read().decode()
+    os.waitpid(pid, 0)
+    yield from map(Problem, text.splitlines())
+
+
+def write_error(folder: str, uid: int) -> str:
+    """Write a file as a user, and remove it. Return the error. "": none, or no space, which is another
+    check's.
+
+    Only the file system sees the user. The epilog would kill a process of the user.
+    """
+    import ctypes  # noqa: PLC0415 - a slow import, which only this process needs
+
+    libc = ctypes.CDLL(None)
+    libc.setfsgid(uid)
+    libc.setfsuid(uid)
+    path = f"{folder}/.clusterctl-{os.uname().nodename}-{os.getpid()}"
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write("x")
+        os.unlink(path)
+    except OSError as exc:
+        if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            return f"users can't write to {folder}: {exc.strerror}"
+    finally:
+        libc.setfsuid(0)
+        libc.setfsgid(0)
+    return ""
 
 
 def passwd(need: Settings) -> list[list[str]] | None:
@@ -813,6 +862,7 @@ CHECKS = {
     "accounts": Check(accounts, is_quick=True),
     "homes": Check(homes, drains=False),
     "disks": Check(disks, is_quick=True),
+    "writable": Check(writable, is_quick=True),
     "spool": Check(spool, make_spool),
     "units": Check(units, start_units),
     "fabric": Check(fabric),
