@@ -35,7 +35,7 @@ def main() -> None:
     )
     if not module.check_mode:
         try:
-            update_wanted(module.params["marks"], path=module.params["path"])
+            update_wanted({"marks": module.params["marks"]}, module.params["path"])
         except OSError as exc:
             module.fail_json(msg=str(exc))
     module.exit_json(changed=False)

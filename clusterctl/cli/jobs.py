@@ -34,6 +34,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.scheduler.ends.diagnosis import Diagnosis, cause_column, lines_of_tasks, notices_of
 from clusterctl.scheduler.ends.ending import Ending, summary_of
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
+from clusterctl.scheduler.slurm.availability import kept_out, out_text
 from clusterctl.scheduler.slurm.parse import PartitionInfo
 from clusterctl.scheduler.slurm.values import fold_nodes
 from clusterctl.state.ledger import SWEEP_FILE
@@ -108,6 +109,7 @@ def _answer_of(cluster_status: Status) -> dict[str, Any]:
         "counts": counts_of(cluster_status.jobs),
         "accounting_failure": cluster_status.accounting_failure,
         "controller_lacks": [asdict(lack) for lack in cluster_status.controller_lacks],
+        "trial": cluster_status.trial and asdict(cluster_status.trial),
         "auto_down": cluster_status.auto_down,
         "kept": {name: asdict(kept) for name, kept in cluster_status.kept.items()},
     }
@@ -170,7 +172,8 @@ def _lines(
 ) -> list[str]:
     lines = [
         f"cluster {cluster_status.cluster} ({cluster_status.provider}): "
-        f"{'ready' if cluster_status.ready else 'NOT ready'}",
+        f"{'ready' if cluster_status.ready else 'NOT ready'}"
+        f"{out_text(kept_out(cluster_status.nodes))}",
         "",
     ]
     head = ["NODE", "STATE", "CPUS", "MEMORY", "REASON"]
@@ -191,6 +194,8 @@ def _lines(
         lines += ["", Notice("no-accounting", text), f"  {reason.splitlines()[-1]}"]
     for lack in cluster_status.controller_lacks:
         lines += ["", Notice(lack.code, f"the controller: {lack.why}"), f"  {lack.fix}"]
+    if trial := cluster_status.trial:
+        lines += ["", f"last trial: {trial}"]
     if auto_down := cluster_status.auto_down:
         state = (
             ""

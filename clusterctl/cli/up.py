@@ -28,6 +28,7 @@ from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.registry import provider_of
+from clusterctl.scheduler.slurm.availability import out_text
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.chosen_spec import spec_of
@@ -159,7 +160,8 @@ def bring_up(
     screen.result(
         answer,
         *phase_table(screen, result.phases, total=True),
-        f"cluster {spec.name!r} is up: 1 controller, {counted(len(nodes), 'node')}",
+        f"cluster {spec.name!r} is up: 1 controller, {counted(len(nodes), 'node')}"
+        f"{out_text(result.verification.drained)}",
         first_job(len(ready)),
     )
     return 0

@@ -321,7 +321,7 @@ def _change_hosts(
     if expected:
         parallel_map(
             work.from_template,
-            lambda host: record_wanted(connect(host), expected_marks(files[host])),
+            lambda host: record_wanted(connect(host), marks=expected_marks(files[host])),
         )
         compute = [host.name for host in inventory.compute if host.name in work.from_template]
         # These nodes booted before the controller was ready, and newer slurmd retries only after 10
@@ -498,7 +498,7 @@ def wanted_of(
 
 def _record(cluster: ClusterContext, inventory: Inventory, recorded: ClusterRecord) -> None:
     controller = cluster.connections.to(inventory.controller.name)
-    record_wanted(controller, {}, recorded.model_dump(mode="json"))
+    record_wanted(controller, cluster=recorded.model_dump(mode="json"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,23 +165,18 @@ def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transp
         if checksums[_key(path, files[path])] != files[path].mark
     }
     contents = {path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()}
-    _write(transport, files=contents, marks=expected_marks(files))
+    _write(transport, contents, {"marks": expected_marks(files)})
 
 
-def record_wanted(
-    transport: Transport, marks: Checksums, cluster: Mapping[str, Any] | None = None
-) -> None:
-    """Record on a host the marks of files that are wanted there. cluster: what the controller keeps
-    for all hosts. Default: as it is.
-    """
-    _write(transport, files={}, marks=marks, cluster=cluster)
+def record_wanted(transport: Transport, **changes: Mapping[str, Any]) -> None:
+    """Change these parts of the host's record (``clusterctl.util.remote_wanted``)."""
+    _write(transport, {}, changes)
 
 
 def _write(
     transport: Transport,
     files: Mapping[str, tuple[str, int, tuple[str, str] | None]],
-    marks: Checksums,
-    cluster: Mapping[str, Any] | None = None,
+    wanted: Mapping[str, Any],
 ) -> None:
-    request = json.dumps({"files": files, "marks": marks, "cluster": cluster})
+    request = json.dumps({"files": files, "wanted": wanted})
     transport.run(("sudo", "-n", *remote_argv("clusterctl.hosts.remote_host_files", request)))

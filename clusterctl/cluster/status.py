@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import Failure, SlurmAwayError
-from clusterctl.hosts.needs import UnmetNeed, text_of
+from clusterctl.hosts.needs import Trial, UnmetNeed, text_of
 from clusterctl.jobs.events import with_hangs
 from clusterctl.jobs.kept_files import KeptFiles, kept_files
 from clusterctl.scheduler.base import JobInfo, NodeInfo
@@ -49,6 +49,7 @@ class Status:
     kept: what clusterctl keeps for later jobs of the user, by its folder. Of hosts without a shared
         folder, only what the controller has.
     advice: remedies on the cluster itself.
+    trial: when nodes were last tried, and what failed. None: not known.
     """
 
     cluster: str
@@ -64,6 +65,7 @@ class Status:
     required_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     kept: Mapping[str, KeptFiles] = field(default_factory=dict)
     advice: Advice = OWN
+    trial: Trial | None = None
 
 
 def status_of(workspace: Workspace) -> Status:
@@ -84,6 +86,7 @@ def status_of(workspace: Workspace) -> Status:
             lacks = start_in_thread(ask_lacks)
             ask_accounting = partial(site.accounting_failure, session.scheduler, connections.to)
             accounting_failure = start_in_thread(ask_accounting)
+            trial = start_in_thread(partial(site.last_trial, connections.to, within_s=_HEALTH_S))
             out_of_service = start_in_thread(partial(site.out_of_service, session.scheduler))
             ask_kept = partial(kept_files, session.transport, site.inventory.folder)
             kept = start_in_thread(ask_kept)
@@ -113,6 +116,7 @@ def status_of(workspace: Workspace) -> Status:
             controller_lacks = tuple(lacks().get(controller, ()))
             found_kept = kept()
             out = out_of_service()
+            tried = trial()
     return Status(
         site.inventory.cluster,
         site.inventory.provider,
@@ -127,6 +131,7 @@ def status_of(workspace: Workspace) -> Status:
         required,
         found_kept,
         site.advice,
+        tried,
     )
 
 

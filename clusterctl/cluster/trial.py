@@ -9,11 +9,14 @@ same trial; the needs of the health program only explain what fails.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, VerifyError
+from clusterctl.cluster.host_files import record_wanted
+from clusterctl.errors import ClusterctlError, CommandError, Failure, TransportError, VerifyError
 from clusterctl.hosts.needs import lacks_of
 from clusterctl.jobs.submit import new_token, reject_other_paths
 from clusterctl.scheduler.base import Nodes
@@ -67,6 +70,14 @@ def run_trial(
         if has_passed(result, hosts):
             raise
     return result
+
+
+def record_trial(controller: Transport, nodes: Sequence[str], failed: Mapping[str, str]) -> None:
+    """Record a trial on the controller, for `status`. failed: node -> why."""
+    trial = {"at": time.time(), "nodes": [*nodes], "failed": dict(failed)}
+    # It does not matter for the trial itself.
+    with suppress(CommandError, TransportError):
+        record_wanted(controller, trial=trial)
 
 
 def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:

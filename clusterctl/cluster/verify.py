@@ -21,7 +21,7 @@ from clusterctl.cluster.drift import drift_of_host
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, PhaseResult
-from clusterctl.cluster.trial import has_passed, prove_job_user, run_trial
+from clusterctl.cluster.trial import has_passed, prove_job_user, record_trial, run_trial
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -165,7 +165,13 @@ def verify(
     # Local nodes are connected by a bridge of this machine.
     if not cluster.spec.provider.shares_kernel:
         reject_unreached()
-    verification = run_verification(inventory, to, nodes, prove, reject_unreached)
+    controller = to(inventory.controller.name)
+    try:
+        verification = run_verification(inventory, to, nodes, prove, reject_unreached)
+    except VerifyError as exc:
+        record_trial(controller, nodes, _causes(exc))
+        raise
+    record_trial(controller, verification.verified, {})
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
     cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)
@@ -191,6 +197,10 @@ def verify(
         summary += f", {verification.link}"
         notes += [notice] if (notice := verification.link.notice) else []
     return PhaseResult(verification, summary, tuple(notes))
+
+
+def _causes(error: VerifyError) -> dict[str, str]:
+    return {failure.host: failure.cause for failure in error.failures if failure.host}
 
 
 def proof_of_user(
@@ -577,7 +587,8 @@ def examine_cluster(
             report = report.and_also(credential_findings(inventory, connections.to, report))
             report = report.and_also(slurm_findings(inventory, connections.to, report))
             prove = proof_of_user(inventory, workspace, connections)
-            report = report.and_also(trial_findings(inventory, connections.to, report, prove))
+            tried = trial_findings(inventory, connections.to, report, prove)
+            report = report.and_also(tried)
         hosts_known = inventory.hosts
     facts = dict(report.facts)
     for host in hosts_known:
@@ -758,16 +769,21 @@ def trial_findings(
         result = run_trial(scheduler, idle, prove) if idle else None
         if result is not None and _lost_its_place(result):
             result, idle = None, ()
+        error = (
+            verification_error(result, idle, scheduler)
+            if result is not None and not has_passed(result, idle)
+            else None
+        )
     except VerifyError as exc:
-        return tuple(_failed_trial(exc, idle))
+        error = exc
     except (SlurmError, CommandError, TransportError) as exc:
         return tuple(_untried(asked, exc.cause))
     drained = {finding.host for finding in report.findings if finding.code == "node-drained"}
     others = [host for host in asked if host not in {*idle, *drained}]
     untried = tuple(_untried(others, "it is not idle"))
-    if result is not None and not has_passed(result, idle):
-        return (*_failed_trial(verification_error(result, idle, scheduler), idle), *untried)
-    return untried
+    if idle:
+        record_trial(scheduler.transport, idle, _causes(error) if error else {})
+    return (*_failed_trial(error, idle), *untried) if error else untried
 
 
 def _idle_nodes(scheduler: Nodes, names: Sequence[str]) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Writes files of a single host, and restarts the units that read them. Runs on the host, as root.
 
 The request is '{"files": {"/etc/x": ["text", 420, null], "/etc/hosts": ["text", 420, ["# BEGIN", "#
-END"]]}, "marks": {...}, "cluster": null}': text, mode, and the lines between which the text belongs
+END"]]}, "wanted": {"marks": {...}}}': text, mode, and the lines between which the text belongs
 (null: it is the whole file). If a file is a drop-in of a unit, the unit is restarted. Files are replaced
-atomically. `marks` and `cluster` change the host's record of what is wanted there
-(clusterctl.util.remote_wanted), before the files are written. Standard library, Python 3.9.
+atomically. `wanted` changes the host's record of what is wanted there (clusterctl.util.remote_wanted),
+before the files are written. Standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def with_block(content: str, text: str, begin: str, end: str) -> str:
 
 def main(request: str, record: str = WANTED) -> None:
     asked = json.loads(request)
-    update_wanted(asked["marks"], asked["cluster"], record)
+    update_wanted(asked["wanted"], record)
     units = []
     for path, (text, mode, edges) in asked["files"].items():
         place(path, with_block(Path(path).read_text(), text, *edges) if edges else text, mode)

@@ -1,15 +1,16 @@
 """The record on a host of what `up` wants there. For Ansible's modules and programs on hosts as well:
 standard library only, Python 3.6.
 
-It has two parts: `marks`, the wanted mark of each file that clusterctl has written to the host, made from
-what was to be written, never from what was found; and, on the controller, `cluster`, what is the same for
-all hosts, as ``clusterctl.cluster.converge`` writes it.
+Its part `marks` has the wanted mark of each file that clusterctl has written to the host, made from what
+was to be written, never from what was found. On the controller, `cluster` has what is the same for all
+hosts, as ``clusterctl.cluster.converge`` writes it, and `trial` when nodes were last tried, and what
+failed.
 """
 
 import hashlib
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 WANTED = "/opt/clusterctl/wanted.json"
 
@@ -38,16 +39,13 @@ def read_wanted(path: str = WANTED) -> Dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def update_wanted(
-    marks: Dict[str, str], cluster: Optional[Dict[str, Any]] = None, path: str = WANTED
-) -> bool:
-    """Change these marks and, if it is given, the part ``cluster``. Return whether that changes the
+def update_wanted(changes: Dict[str, Any], path: str = WANTED) -> bool:
+    """Replace these parts; of `marks`, only the marks that are given. Return whether that changes the
     record.
     """
     before = read_wanted(path)
-    after = dict(before, marks=dict(before.get("marks") or {}, **marks))
-    if cluster is not None:
-        after["cluster"] = cluster
+    marks = dict(before.get("marks") or {}, **changes.get("marks", {}))
+    after = dict(before, **dict(changes, marks=marks))
     if after == before:
         return False
     new = f"{path}.new"

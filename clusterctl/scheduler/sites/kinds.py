@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import SchedulerError, UsageError
-from clusterctl.hosts.needs import UnmetNeed
+from clusterctl.hosts.needs import Trial, UnmetNeed
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
 from clusterctl.scheduler.sites import advice
 from clusterctl.scheduler.sites.site import Check, Overview, Pace, Site
@@ -145,6 +145,9 @@ class ForeignSlurm(OwnSlurm):
     ) -> Mapping[str, list[UnmetNeed]]:
         # These hosts have no health check of clusterctl's.
         return {}
+
+    def last_trial(self, to: Connect, *, within_s: float) -> Trial | None:
+        return None
 
     def required_nodes(self, scheduler: Jobs) -> Mapping[int, tuple[str, ...]]:
         return {}

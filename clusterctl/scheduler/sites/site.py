@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from clusterctl.errors import UsageError
-from clusterctl.hosts.needs import UnmetNeed, lacks_of
+from clusterctl.hosts.needs import Trial, UnmetNeed, lacks_of, last_trial
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
 from clusterctl.scheduler.sites import advice
 from clusterctl.scheduler.sites.advice import Advice
 from clusterctl.scheduler.sites.folders import JobFolders, folders_of
+from clusterctl.scheduler.slurm.availability import kept_out
 from clusterctl.scheduler.slurm.parse import PartitionInfo
 from clusterctl.scheduler.slurm.refusals import RequestedOptions
 from clusterctl.state.inventory import Inventory, planned_inventory
@@ -55,7 +56,8 @@ class Pace:
 class Overview:
     """The state of a cluster: its nodes or, of other people's cluster, its partitions.
 
-    is_ready: whether all nodes can be used. Of other people's cluster: whether any can.
+    is_ready: whether all nodes can be used but for those that a person wants out. Of other people's
+        cluster: whether any can.
     """
 
     jobs: tuple[JobInfo, ...]
@@ -161,7 +163,8 @@ class Site(ABC):
         """
         nodes, jobs = self._as_admin(scheduler, to).nodes_and_jobs()
         usable = {node.name for node in nodes if node.usable}
-        is_ready = usable >= {host.name for host in self.inventory.compute}
+        wanted = {host.name for host in self.inventory.compute}
+        is_ready = usable | kept_out(nodes).keys() >= wanted and (bool(usable) or not wanted)
         return Overview(jobs, is_ready, nodes=nodes)
 
     def out_of_service(self, scheduler: Jobs) -> tuple[NodeInfo, ...]:
@@ -177,6 +180,10 @@ class Site(ABC):
     ) -> Mapping[str, list[UnmetNeed]]:
         """Return host -> the needs of jobs that it does not meet. See ``lacks_of``."""
         return lacks_of(hosts, to, within_s=within_s)
+
+    def last_trial(self, to: Connect, *, within_s: float) -> Trial | None:
+        """Return the last trial of the nodes. See ``clusterctl.hosts.needs.last_trial``."""
+        return last_trial(to(self.inventory.controller.name), within_s=within_s)
 
     def _as_admin(self, scheduler: Jobs, to: Connect) -> Jobs:
         return self.client(to(self.inventory.controller.name), to, scheduler.patience_s)

@@ -5,11 +5,12 @@ Slurm.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
 from clusterctl.scheduler.base import JobInfo, NodeInfo
+from clusterctl.util.numbers import counted
 
 # First words of the reason that the health check of a node sets.
 HEALTH_REASON: Final = "clusterctl health:"
@@ -95,6 +96,21 @@ def drain_reason(node: NodeInfo) -> str:
     if is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"
+
+
+def kept_out(nodes: Iterable[NodeInfo]) -> dict[str, str]:
+    """Return node -> why, for nodes that are out of service because a person wants it."""
+    drained = group_by_availability(nodes)[Availability.DRAINED]
+    return {node.name: drain_reason(node) for node in drained if HEALTH_REASON not in node.reason}
+
+
+def out_text(reasons: Mapping[str, str]) -> str:
+    """Return ", 1 node out (drained by ada: noisy disk)". "": none is out. reasons: from
+    ``kept_out``.
+    """
+    if not reasons:
+        return ""
+    return f", {counted(len(reasons), 'node')} out ({'; '.join(dict.fromkeys(reasons.values()))})"
 
 
 def waits_for_nodes(job: JobInfo) -> bool:

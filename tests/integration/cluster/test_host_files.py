@@ -16,7 +16,7 @@ def test_renew_replaces_files_and_keeps_lines_outside_blocks(tmp_path: Path) -> 
     conf = tmp_path / "conf"
     hosts.write_text("1 mine\n# BEGIN\nold\n# END\n2 mine\n")
     files = {str(conf): ["text", 0o640, None], str(hosts): ["new\n", 0o644, ["# BEGIN", "# END"]]}
-    asked = {"files": files, "marks": {f"file {conf}": "a1"}, "cluster": None}
+    asked = {"files": files, "wanted": {"marks": {f"file {conf}": "a1"}}}
     record = tmp_path / "wanted.json"
     argv = remote_argv("clusterctl.hosts.remote_host_files", json.dumps(asked), str(record))
     for _ in range(2):

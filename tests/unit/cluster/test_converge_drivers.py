@@ -166,7 +166,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
             if text.startswith(f"NodeName={ONE} ")
         )
         (request,) = json.loads(slurm.calls[-1].argv[-1])
-        left = Wanted(cluster=json.loads(request)["cluster"])
+        left = Wanted(cluster=json.loads(request)["wanted"]["cluster"])
         return next(word for word in line.split() if word.startswith("Gres=")), left
 
     return run

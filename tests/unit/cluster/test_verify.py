@@ -39,7 +39,7 @@ from clusterctl.hosts.probe import HostFacts, HostReport, ProbeRequest, Wanted
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.slurm.availability import find_unusable_nodes
+from clusterctl.scheduler.slurm.availability import find_unusable_nodes, kept_out, out_text
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
@@ -594,6 +594,9 @@ def test_doctor_says_that_slurm_does_not_answer_unless_it_has_the_reason() -> No
     assert doctor(silent, queued(), known=known) == {}
 
 
+RECORD = Step(("sudo", "-n", "python3", "..."))
+
+
 def tried(
     *steps: Step, prove: Callable[[Sequence[str]], None] = lambda _: None, **found: Finding
 ) -> dict[str | None, tuple[str, str]]:
@@ -601,7 +604,8 @@ def tried(
 
     steps: the commands to Slurm. found: earlier findings.
     """
-    controller = ScriptedTransport(steps)
+    tries = any("srun" in step.argv and "busy" not in step.stderr for step in steps)
+    controller = ScriptedTransport([*steps, *([RECORD] if tries else [])])
     report = DoctorReport(tuple(found.values()), dict.fromkeys(("d-ctl", *NAMES), facts()))
     findings = trial_findings(INVENTORY, lambda _: controller, report, prove)
     assert controller.left == ()
@@ -791,6 +795,17 @@ def test_verify_leaves_out_the_advice_of_mpirun() -> None:
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, InAnyOrder([BOTH, denied, alone(NAMES[0]), alone(NAMES[1])]))
     assert caught.value.why.endswith("Permission denied (publickey).")
+
+
+def test_nodes_that_a_person_wants_out_are_no_fault() -> None:
+    def node(name: str, reason: str, by: str) -> NodeInfo:
+        return NodeInfo(name, "idle+drain", reason, 2, 2000, "", (), reason_by=by)
+
+    nodes = [node("n1", "noisy disk", "ada"), node("n2", "clusterctl health: no room", "root")]
+    out = kept_out([*nodes, node("n3", "Kill task failed", "root")])
+    assert [*out] == ["n1"]
+    assert "ada: noisy disk" in out_text(out)
+    assert out_text({}) == ""
 
 
 def test_unusable_nodes_are_listed_unless_an_admin_drained_them() -> None:

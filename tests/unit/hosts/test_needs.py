@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from clusterctl.errors import UnreachableError
-from clusterctl.hosts.needs import REPORT, UnmetNeed, lacks_of, text_of
+from clusterctl.hosts.needs import REPORT, Trial, UnmetNeed, lacks_of, last_trial, text_of
 from clusterctl.hosts.roles import node_needs
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SharedFolder
@@ -39,6 +41,22 @@ def test_lacks_are_those_of_nodes_that_answer() -> None:
     assert text_of([LACK]) == LACK.why
 
 
+@pytest.mark.parametrize(
+    "record", ["", "{}", '{"trial": 3}', '{"trial": {"at": "x", "nodes": [], "failed": {}}}']
+)
+def test_last_trial_is_none_unless_it_is_recorded(record: str) -> None:
+    asked = Step(("sudo", "-n", "cat", "*"), record)
+    assert last_trial(ScriptedTransport([asked]), within_s=1) is None
+
+
+def test_last_trial_is_what_the_controller_has_recorded() -> None:
+    trial = {"at": 7, "nodes": ["n1", "n2"], "failed": {"n2": "no room"}}
+    asked = Step(("sudo", "-n", "cat", "*"), json.dumps({"marks": {}, "trial": trial}))
+    found = last_trial(ScriptedTransport([asked]), within_s=1)
+    assert found == Trial(7, ("n1", "n2"), {"n2": "no room"})
+    assert "n2: no room" in str(found)
+
+
 def test_needs_of_a_host_are_those_of_its_roles() -> None:
     by_role = {
         role: {need["code"] for need in node_needs(SPEC, INVENTORY, host)}
@@ -53,7 +71,14 @@ def test_needs_of_a_host_are_those_of_its_roles() -> None:
         "database-failed",
         "home-missing",
     }
-    of_nodes = {"job-python", "fabric-away", "gpu-devices", "gpu-fault", "gpu-unhealthy"}
+    of_nodes = {
+        "job-python",
+        "folder-unwritable",
+        "fabric-away",
+        "gpu-devices",
+        "gpu-fault",
+        "gpu-unhealthy",
+    }
     assert by_role == {
         "controller": of_all | of_controller,
         "compute": of_all | of_nodes | {"slurmd-restarts", "slurmd-unfit"},

@@ -20,9 +20,12 @@ def test_content_mark_is_of_the_checksum_that_ansible_reports() -> None:
 def test_update_wanted_keeps_the_marks_of_other_files(tmp_path: Path) -> None:
     path = str(tmp_path / "wanted.json")
     assert read_wanted(path) == {}
-    assert update_wanted({"file /a": "1", "file /b": "1"}, {"inputs": "x"}, path)
-    assert update_wanted({"file /b": "2"}, None, path)
-    assert not update_wanted({"file /b": "2"}, None, path)
+    assert update_wanted(
+        {"marks": {"file /a": "1", "file /b": "1"}, "cluster": {"inputs": "x", "by": "a"}}, path
+    )
+    assert update_wanted({"marks": {"file /b": "2"}}, path)
+    assert not update_wanted({"marks": {"file /b": "2"}}, path)
+    assert update_wanted({"cluster": {"inputs": "x"}}, path)
     assert read_wanted(path) == {
         "marks": {"file /a": "1", "file /b": "2"},
         "cluster": {"inputs": "x"},
@@ -35,5 +38,5 @@ def test_damaged_record_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "wanted.json"
     path.write_text(text)
     assert read_wanted(str(path)) == {}
-    update_wanted({}, {"inputs": "x"}, str(path))
+    update_wanted({"cluster": {"inputs": "x"}}, str(path))
     assert json.loads(path.read_text()) == {"marks": {}, "cluster": {"inputs": "x"}}
