@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ AFTER = ".after-clusterctl"
 UNREADABLE = "unreadable"
 _EMPTY: dict[str, Any] = {
     # The number of this layout. Raise it with each change, because a record of another would be misread.
-    "format": 3,
+    "format": 4,
     "cluster": "",
     # Whether the roles have run to their end since `begin`, or a removal to its own.
     "ended": False,
@@ -42,13 +43,12 @@ _EMPTY: dict[str, Any] = {
     "own": {},
     # Patterns of other files that the roles write -> role
     "patterns": {},
-    # Path of a link in an account's home -> its target
-    "links": {},
     # Path of a file that the roles replace -> role, and three fingerprints. `owners`: of the owner's file,
     # which is kept as a copy; `written`: of the file when the roles had run; `theirs`: of the file that
     # someone else last made of it
     "files": {},
-    # Path of an owner's file with lines of clusterctl between markers -> role
+    # Path of an owner's file with lines of clusterctl between markers -> role, and the file's mode before;
+    # None: there was none
     "blocks": {},
     # Account -> lines in authorized_keys; path of authorized_keys -> whether it existed
     "keys": {},
@@ -181,10 +181,8 @@ class Record:
                     content["own"][pattern] = role
                 else:
                     self._keep(role, pattern)
-            for path, target in names.get("links", {}).items():
-                content["links"][os.path.expanduser(path)] = target
             for path in names.get("blocks", ()):
-                content["blocks"][path] = role
+                content["blocks"].setdefault(path, {"role": role, "mode": mode_of(path)})
             for path in _spared(names, "folders"):
                 content["folders"].setdefault(path, os.path.lexists(path))
             for path in names.get("trees", ()):
@@ -292,7 +290,7 @@ class Record:
                 self.content["groups"].setdefault(account, gid_of(account))
             for home in (f"~{account}", *(f"{folder}/{account}" for folder in names["homes"])):
                 if path := key_file(home, names.get("spared", ())):
-                    self.content["key_files"].setdefault(path, os.path.lexists(path))
+                    self.content["key_files"].setdefault(path, os.path.exists(path))
         self.content["key_mark"] = names.get("key_mark", self.content["key_mark"])
         self.content["spared"] = sorted({*self.content["spared"], *names.get("spared", ())})
 
@@ -337,6 +335,14 @@ def _copy_owners(path: str, entry: dict[str, Any], now: str | None) -> None:
     else:
         copy_whole(path, path + BEFORE)
     entry["owners"] = now
+
+
+def mode_of(path: str) -> int | None:
+    """Return the mode of a file, also behind a link; None if there is none."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return None
 
 
 def tree_state(path: str) -> str:

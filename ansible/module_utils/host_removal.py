@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import pwd
@@ -29,6 +30,7 @@ from ansible.module_utils.host_record import (
     installed,
     is_of_roles,
     key_file,
+    mode_of,
     set_aside,
 )
 from ansible.module_utils.own_name import OWN
@@ -45,16 +47,16 @@ _MOUNT_OPTION = "x-clusterctl"
 # The ends of the markers around clusterctl's lines in files of the owner.
 _MARKS = ("of clusterctl", "(clusterctl)")
 _MARIADB = "mariadb.service"
-# The end of the names of what the role users moves aside (roles/users/tasks/make_way.yml).
-_ASIDE = ".aside-clusterctl"
 _SHOWN = 10
+# The mode that roles add to files of the owner which Slurm and jobs read (roles/common/tasks/configure.yml).
+_READABLE = 0o444
 
 
 class Removal:
     """The removal of clusterctl from this host. Every step can be repeated, such as after a crash.
 
-    done: what was removed and moved back. What stays, and how to purge the packages, is in the notes of
-        the record.
+    done: what was removed and moved back. What stays by design, and how to purge the packages, is in
+        the notes of the record.
     """
 
     def __init__(self, run: Run, record: Record) -> None:
@@ -65,6 +67,8 @@ class Removal:
         self._mounts = Mounts()
         self.done: list[str] = []
         self._notes: list[str] = []
+        # What could not be removed, each as "PATH stays: why".
+        self._failures: list[str] = []
         # Of removed accounts, which are named once.
         self._homes: set[str] = set()
         # Path of authorized_keys -> whether it existed. Of the accounts as long as they are there.
@@ -78,7 +82,8 @@ class Removal:
         said them. So a repeated removal leaves alone what the owner has made since then.
 
         Raises:
-            RecordError: a file server of the owner does not answer; nothing was changed.
+            RecordError: a file server of the owner does not answer, and nothing was changed; or something
+                could not be removed, though all else was. The record stays then, for the next removal.
         """
         self._leave_silent_servers()
         self._keep_owners_choices()
@@ -87,7 +92,6 @@ class Removal:
         self._remove_keys()
         self._remove_accounts()
         self._remove_own_files()
-        self._move_asides_back()
         self._cut_blocks()
         self._move_back()
         self._remove_trees()
@@ -103,6 +107,12 @@ class Removal:
             # Somebody may have removed what it needs, such as the key of munge.
             if before["active"] == "active" and self._units.read(unit)["active"] != "active":
                 self._notes.append(f"{unit} does not start again: see `systemctl status {unit}`")
+        if self._failures:
+            raise RecordError(
+                "; ".join(self._failures)
+                + "\nfix: let root of this host and the owner of the file read and "
+                "write there, or remove what stays by hand; then run the command again"
+            )
         self._name_packages()
         self._record.clear([*self._content["notes"], *self._notes])
 
@@ -200,7 +210,7 @@ class Removal:
                 self._notes.append(f"{mount} is not mounted: the cluster's keys in {away[0]} stay")
         for path, existed in self._key_files.items():
             with self._tolerate_errors(path), rights_for(path):
-                text = _read(path)
+                target, text = _open_owners(path)
                 mark = self._content["key_mark"]
                 kept, _ = without_blocks(text, mark or _MARKS)
                 rest = "".join(
@@ -210,11 +220,10 @@ class Removal:
                 )
                 if rest == text:
                     continue
-                is_theirs = rest.strip() not in ("", _text_of(path + _ASIDE).strip())
-                if is_theirs or (existed and not os.path.lexists(path + _ASIDE)):
-                    _write(path, rest)
+                if existed or rest.strip():
+                    _write(target, rest)
                 else:
-                    Path(path).unlink()
+                    Path(target).unlink()
                 self.done.append(f"removed the cluster's keys from {path}")
 
     def _remove_own_files(self) -> None:
@@ -226,48 +235,19 @@ class Removal:
                         Path(path).unlink()
                         self.done.append(f"removed {path}")
 
-        for path, target in self._content["links"].items():
-            with self._tolerate_errors(path), rights_for(path):
-                if os.path.islink(path) and os.readlink(path) == target:
-                    Path(path).unlink()
-                    self.done.append(f"removed {path}")
-
-    def _move_asides_back(self) -> None:
-        """Move back what the role users has moved aside in homes, unless something else is there."""
-        spared = tuple(f"{folder}/" for folder in self._content["spared"])
-        folders = map(os.path.dirname, self._key_files)
-        links = self._content["links"]
-        paths = [*self._key_files, *folders, *links, *links.values()]
-        patterns = {glob.escape(path) for path in paths if not path.startswith(spared)}
-        # Files before their folders.
-        for pattern in sorted({*patterns, *self._content["own"]}, reverse=True):
-            with self._tolerate_errors(pattern), rights_for(pattern):
-                for aside in sorted(glob.glob(f"{pattern}{_ASIDE}*")):
-                    self._move_aside_back(aside)
-
-    def _move_aside_back(self, aside: str) -> None:
-        path, _, number = aside.rpartition(_ASIDE)
-        with self._tolerate_errors(path), rights_for(path):
-            if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
-                Path(path).rmdir()
-            # `mv --backup=numbered` numbers the older, so that the oldest is the owner's.
-            is_oldest = number == ".~1~" or not (number or os.path.lexists(f"{aside}.~1~"))
-            if is_oldest and not os.path.lexists(path):
-                os.rename(aside, path)
-                self.done.append(f"moved {path} back")
-            else:
-                self._notes.append(f"{aside} stays: it was in the way of {path}")
-
     def _cut_blocks(self) -> None:
-        """Remove the lines between clusterctl's markers from files of the owner, and nothing else."""
-        for path, role in self._content["blocks"].items():
-            self._cut_block(path, role)
+        """Remove the lines between clusterctl's markers from files of the owner, and the rights to read
+        them that the roles gave.
+        """
+        for path, before in self._content["blocks"].items():
+            self._cut_block(path, before["role"])
+            mode = before["mode"]
+            if mode is not None and mode_of(path) == mode | _READABLE:
+                os.chmod(path, mode)
 
     def _cut_block(self, path: str, role: str) -> bool:
-        """Remove clusterctl's lines from a file, also through a link. Return whether it had any."""
-        target = os.path.realpath(path)
-        # Its owner may have made it a link to /dev/null.
-        text = _read(target) if os.path.isfile(target) else ""
+        """Remove clusterctl's lines from a file. Return whether it had any."""
+        target, text = _open_owners(path)
         rest, stray = without_blocks(text)
         if rest == text:
             return False
@@ -306,9 +286,9 @@ class Removal:
         owners = entry["owners"]
         kept = path + BEFORE if owners is not None and os.path.lexists(path + BEFORE) else ""
         if kept and now == fingerprint(kept) != UNREADABLE:
-            # The file itself has later times than the copy.
+            # The roles may have given it another mode or owner.
+            _move(kept, path)
             self._forget(path)
-            Path(kept).unlink()
             return
         if now is None and not kept:
             return
@@ -446,8 +426,8 @@ class Removal:
 
     @contextmanager
     def _tolerate_errors(self, path: str) -> Iterator[None]:
-        """Name a path that can't be removed because of a file server, or in a person's home, and
-        continue: an NFS server with root_squash lets root remove nothing.
+        """Note a failure on a path because of a file server, or in a person's home, and continue: an NFS
+        server with root_squash lets root remove nothing.
         """
         try:
             yield
@@ -457,7 +437,7 @@ class Removal:
             # The owner of the path itself counts, too.
             if not self._mounts.is_servers_error(path, exc) and not owner_above(f"{path}/-"):
                 raise
-            self._notes.append(f"{path} stays: {exc.strerror or exc}")
+            self._failures.append(f"{path} stays: {exc.strerror or exc}")
 
 
 def without_blocks(text: str, marks: str | tuple[str, ...] = _MARKS) -> tuple[str, str]:
@@ -542,12 +522,20 @@ def _read(path: str) -> str:
         return ""
 
 
-def _text_of(aside: str) -> str:
-    """Return the text of a file that was moved aside, also through a link; "" if it can't be read."""
+def _open_owners(path: str) -> tuple[str, str]:
+    """Return (the file that a path of the owner leads to, its text), as Ansible's blockinfile opens it:
+    through links. "": there is no regular file, so that nobody reads lines there.
+
+    Raise OSError if it can't be read.
+    """
+    target = os.path.realpath(path)
     try:
-        return _read(os.path.realpath(aside))
-    except OSError:
-        return ""
+        is_regular = stat.S_ISREG(os.stat(target).st_mode)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        is_regular = False
+    return target, _read(target) if is_regular else ""
 
 
 def _write(path: str, text: str) -> None:

@@ -46,6 +46,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import (
     Inventory,
+    folder_of_jobs,
     inventory_if_known,
     job_settings,
     planned_distribution,
@@ -226,7 +227,11 @@ def provision(
     progress = cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
-        updates = {"usd_per_hour": plan.hosts.usd_per_hour, **job_settings(spec)}
+        updates = {
+            "usd_per_hour": plan.hosts.usd_per_hour,
+            "folder": folder_of_jobs(inventory.shared, spec.job_user.name),
+            **job_settings(spec),
+        }
         return replace(inventory, **updates)
 
     def files(inventory: Inventory) -> NodeFiles:

@@ -239,16 +239,15 @@ def reject_other_paths(
         return
     for to in nodes:
         remove_folder([to], paths[to.host])
-    user = session.inventory.job_user
     different = ", ".join(f"{path} on {host}" for host, path in others.items())
     raise TransferError(
-        f"the home of {user} has different paths on the hosts",
+        "the folder of jobs has different paths on the hosts",
         code="host-unfit",
-        about="home",
+        about="folder",
         why=f"a job's folder needs the same path on all hosts, but it is {folder} on "
         f"{session.transport.host}, and {different}",
-        fix=f"give {user} the same home on all hosts (`usermod --move-home --home HOME {user}`), or "
-        "the hosts a shared folder (provider.shared), then run `clusterctl up`",
+        fix=f"let no part of {folder} be a link there, or give the hosts a shared folder "
+        "(provider.shared), then run `clusterctl up`",
     )
 
 

@@ -165,7 +165,8 @@ class Inventory:
     max_array: Slurm's MaxArraySize; indices of job arrays are lower.
     max_submit: how many jobs of ``account`` Slurm's queue takes. None: unknown, or any number.
     root: the folder on the hosts with the software of jobs, such as their Python.
-    folder: the folder with the job user's files of clusterctl. A relative path starts at the home.
+    folder: the folder with the job user's files of clusterctl: `SHARED/home/USER/clusterctl` on
+        hosts that `up` configures, wherever the home is. A relative path starts at the home.
     python, glibc_minor: release of the Python of jobs, such as 3.11, and glibc
         2.``glibc_minor`` of the nodes. "": those of the hosts' distribution.
     no_accounting: why Slurm has no accounting that the job user may read. "": it has.
@@ -490,6 +491,13 @@ def _partitions(spec: ClusterSpec) -> Iterator[PartitionFacts]:
         yield PartitionFacts(
             line.value, names, line.max_time_s, counts.pop() if len(counts) == 1 else None
         )
+
+
+def folder_of_jobs(shared: str, user: str) -> str:
+    """Return ``Inventory.folder`` of a user on hosts that `up` configures. shared: their folder, which
+    each has for itself if they share none.
+    """
+    return f"{shared}/home/{user}/{FOLDER}"
 
 
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:

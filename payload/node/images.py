@@ -526,7 +526,7 @@ def command(
     path = made_path(image, kind, kept, engine) if kind in RAW else image
     binds = list(map(os.path.realpath, inside_it.folders))
     if engine not in APPTAINER:
-        # The home is not there, and ~/clusterctl may be a link to the shared folder.
+        # The home is not there, and a path of the job may be a link, such as $SCRATCH.
         links = [path for path in inside_it.folders if path != os.path.realpath(path)]
         binds += [f"{os.path.realpath(path)}:{path}" for path in links]
     binds += map(expanded, inside_it.mounts)

@@ -38,6 +38,14 @@ ln -s /lent/wheels-* ~{USER}/.cache/clusterctl/
 chown -R {USER}: ~{USER}/.cache
 printf '{SPEC}' > ~{USER}/cluster.yaml
 printf '#!/bin/sh\necho "{PASSWORD}"\n' > {ASKPASS}; chmod 755 {ASKPASS}
+chmod 640 /etc/hosts
+cd ~{USER}
+mkdir -p clusterctl dotfiles .ssh
+echo clone > clusterctl/README
+echo '# mine' > dotfiles/keys
+chmod 640 dotfiles/keys
+ln -sf ../dotfiles/keys .ssh/authorized_keys
+chown -hR {USER}: clusterctl dotfiles .ssh
 """
 # Ends clusterctl, and nothing else, once it has begun to change the machine.
 KILLED = f"""\
@@ -92,7 +100,8 @@ def test_localhost_becomes_a_cluster_and_down_restores_it(desk: Host) -> None:
     assert [one for one in listening(desk) if one.endswith(":22")] == []
     assert desk("sudo", "-n", "true", user=USER, rc=1)  # the user may do no more than before
     clusterctl(desk, "down", "--yes")
-    kept = rf"/home/{USER}|/shared/home"
-    assert differences(desk, before, allowed=kept) == []
+    made = rf"/home/{USER}/(\.ansible|\.cache|\.local|runs)(/|\s|$)"
+    jobs = rf"/shared/home(/{USER}(/clusterctl\S*)?)?(\s|$)"
+    assert differences(desk, before, allowed=f"{made}|{jobs}") == []
     assert listening(desk) == listened
     assert desk.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl\n", "where runs are"

@@ -258,7 +258,7 @@ class MpirunClient(Nodes):
         return retry(self.clock, self.patience_s, lambda: self._ask_once(host, request))
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        request_text = json.dumps({"user": self.user, **request})
+        request_text = json.dumps({"user": self.user, "folder": self.inventory.folder, **request})
         program = remote_argv("clusterctl.scheduler.sites.remote_jobs", request_text)[1:]
         output = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
         try:

@@ -3,11 +3,10 @@ Python 3.9.
 
     main(REQUEST)
 
-REQUEST and the answer are JSON objects. A job's records are in its user's home, which all hosts
-share: `~/clusterctl/mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end)
-    and `cancelled`.
-All are opened as the user: root may have no rights in a shared home, and must not follow a job's
-    links.
+REQUEST and the answer are JSON objects. A job's records are in its user's folder of clusterctl, which
+all hosts share: `mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end) and
+`cancelled`. All are opened as the user: root may have no rights in a shared home, and must not follow
+a job's links.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from clusterctl.util.remote_rights import acting_as
 
 Record = dict[str, Any]
 
-REGISTRY = f"clusterctl/{MPIRUN}"
 ID = re.compile(r"m([1-9][0-9]*)")
 FIELDS = {"token": str, "name": str, "folder": str, "partition": str, "nodes": list, "time": int}
 MOST_BYTES = 1 << 20  # of a record
@@ -61,9 +59,11 @@ mv -- end.new end.json
 
 
 class JobUser:
-    def __init__(self, name: str) -> None:
+    """The account of jobs. folder: its folder of clusterctl; a relative path starts at its home."""
+
+    def __init__(self, name: str, folder: str) -> None:
         self.account = pwd.getpwnam(name)
-        self.registry = Path(self.account.pw_dir, REGISTRY)
+        self.registry = Path(self.account.pw_dir, folder, MPIRUN)
 
     def acting(self) -> AbstractContextManager[None]:
         """Have the body run with the user's rights."""
@@ -239,7 +239,7 @@ def cancel(user: JobUser, request: Record) -> Record:
 
 def main(text: str) -> None:
     request = json.loads(text)
-    user = JobUser(request["user"])
+    user = JobUser(request["user"], request["folder"])
     verbs = {"submit": submit, "settle": record_lost_jobs, "cancel": cancel}
     verbs["list"] = lambda *_: {"jobs": user.jobs()}
     json.dump(verbs[request["do"]](user, request), sys.stdout)

@@ -272,7 +272,7 @@ def left_on(*nodes: ApartNode) -> list[Path]:
     return [path for node in nodes for path in (node.home / "clusterctl/jobs").glob("*")]
 
 
-def test_submit_names_the_node_where_the_home_has_another_path(
+def test_submit_names_the_node_where_the_folder_of_jobs_has_another_path(
     apart: Session,
     cluster: PlayedCluster,
     nodes: dict[str, ApartNode],
@@ -281,7 +281,7 @@ def test_submit_names_the_node_where_the_home_has_another_path(
 ) -> None:
     other = OtherHome(cluster, tmp_path / "srv/n2")
     session = replace(apart, nodes={**nodes, "n2": other})
-    with refused("host-unfit/home", TransferError, "on n2", str(other.home)):
+    with refused("host-unfit/folder", TransferError, "on n2", str(other.home)):
         submit(session, job)
     assert left_on(nodes["n1"], other) == []
     assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))

@@ -146,8 +146,9 @@ def owned(path: Path) -> tuple[int, int]:
 def converged(ada: pwd.struct_passwd) -> list[str]:
     """Return the lines of authorized_keys, after a check that sshd would accept the file."""
     folder = Path(ada.pw_dir, ".ssh")
-    assert owned(folder.resolve()) == (0o700, ada.pw_uid)
-    assert owned(folder / "authorized_keys") == (0o600, ada.pw_uid)
+    for path in (folder.resolve(), (folder / "authorized_keys").resolve()):
+        mode, uid = owned(path)
+        assert (mode & 0o022, uid) == (0, ada.pw_uid)
     return (folder / "authorized_keys").read_text().splitlines()
 
 
@@ -174,18 +175,25 @@ def as_user(ada: pwd.struct_passwd, command: str) -> None:
         "mkdir .ssh; echo mine >.ssh/authorized_keys; chmod 0 .ssh/authorized_keys",
     ],
 )
-def test_users_role_makes_way_for_keys_and_leads_root_nowhere(
+def test_users_role_refuses_what_cannot_have_keys_and_moves_nothing(
     root: Path, ada: pwd.struct_passwd, etc: Path, spoil: str
 ) -> None:
     before = Path("/etc/shadow").stat()
     as_user(ada, spoil.format(etc=etc))
-    configure(root, ada)
-    assert converged(ada) == block(KEY)
-    assert "changed=0" in configure(root, ada)
+    theirs = tree(ada)
+    with pytest.raises(AssertionError, match=f"chown {ada.pw_name}: PATH"):
+        configure(root, ada)
+    assert tree(ada) == theirs
     assert (owned(etc), [path.name for path in etc.iterdir()]) == ((0o755, 0), ["authorized_keys"])
     assert (etc / "authorized_keys").read_text() == "# root's\n"
     after = Path("/etc/shadow").stat()
     assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+
+
+def tree(ada: pwd.struct_passwd) -> dict[Path, tuple[int, int]]:
+    """Return the paths in a home, with the mode and owner of each, but without Ansible's own."""
+    paths = Path(ada.pw_dir).rglob("*")
+    return {path: owned(path) for path in paths if ".ansible" not in path.parts}
 
 
 @pytest.mark.parametrize("prepare", ["mkdir -m 755 .ssh", "mkdir .dotfiles; ln -s .dotfiles .ssh"])
@@ -199,28 +207,45 @@ def test_users_role_replaces_only_its_own_keys(
     configure(root, ada, keys=[KEY, LISTED])
     assert converged(ada) == ["# mine", *block(KEY, LISTED), OTHER]
     assert Path(ada.pw_dir, ".ssh").is_symlink() == linked
-    assert [*Path(ada.pw_dir).rglob("*.aside-clusterctl*")] == []
 
 
-@pytest.mark.parametrize("is_link", [False, True])
-def test_users_role_copies_keys_that_the_account_cannot_write(
-    root: Path, ada: pwd.struct_passwd, etc: Path, is_link: bool
+@pytest.mark.parametrize(
+    ("modes", "then"), [("", "700 600"), ("755 640", "755 640"), ("775 664", "755 644")]
+)
+def test_users_role_takes_from_keys_only_rights_that_sshd_refuses(
+    root: Path, ada: pwd.struct_passwd, modes: str, then: str
+) -> None:
+    paths = (".ssh", ".ssh/authorized_keys")
+    for path, mode in zip(paths, modes.split(), strict=False):
+        as_user(ada, f"{'touch' if '/' in path else 'mkdir'} {path}; chmod {mode} {path}")
+    configure(root, ada)
+    assert " ".join(f"{owned(Path(ada.pw_dir, path))[0]:o}" for path in paths) == then
+    assert converged(ada) == block(KEY)
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_users_role_writes_keys_through_a_link_of_the_account(
+    root: Path, ada: pwd.struct_passwd, has_keys: bool
 ) -> None:
     keys = Path(ada.pw_dir, ".ssh/authorized_keys")
-    as_user(ada, f"mkdir -m 700 .ssh; {f'ln -s {etc}/authorized_keys {keys}' if is_link else ':'}")
-    keys.write_text(f"{OTHER}\n")
+    more = f"echo '{OTHER}' >ak; chmod 600 ak" if has_keys else "echo >ak"
+    as_user(ada, f"{more}; mkdir .ssh; ln -s ../ak .ssh/authorized_keys")
     configure(root, ada)
-    assert converged(ada) == [OTHER, *block(KEY)]
+    assert keys.readlink() == Path("../ak")
+    assert keys.read_text().split("\n")[:-1] == [OTHER if has_keys else "", *block(KEY)]
     assert "changed=0" in configure(root, ada)
-    aside = keys.with_name("authorized_keys.aside-clusterctl")
-    assert (aside.read_text(), aside.stat().st_uid) == (f"{OTHER}\n", 0)
 
 
-def test_users_role_rejects_a_folder_of_root_for_keys(root: Path, ada: pwd.struct_passwd) -> None:
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_users_role_rejects_keys_of_root(
+    root: Path, ada: pwd.struct_passwd, is_folder: bool
+) -> None:
     folder = Path(ada.pw_dir, ".ssh")
     folder.mkdir(mode=0o755)
+    if not is_folder:
+        os.chown(folder, ada.pw_uid, ada.pw_gid)
     (folder / "authorized_keys").write_text(f"{OTHER}\n")
-    with pytest.raises(AssertionError, match=f"chown {ada.pw_name}: {folder}"):
+    with pytest.raises(AssertionError, match=f"chown {ada.pw_name}: PATH"):
         configure(root, ada)
     assert [path.name for path in folder.iterdir()] == ["authorized_keys"]
     assert (folder / "authorized_keys").read_text() == f"{OTHER}\n"
@@ -282,26 +307,36 @@ def test_users_role_looks_into_no_home_of_other_accounts(
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    ["mkdir clusterctl; touch clusterctl/mine", "mkdir src; touch src/mine; ln -s src clusterctl"],
+    "theirs", ["mkdir clusterctl; touch clusterctl/mine", "mkdir src; ln -s src clusterctl", ":"]
 )
-def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
-    root: Path, ada: pwd.struct_passwd, etc: Path, spoil: str
+def test_users_role_touches_only_keys_in_a_home_outside_shared_storage(
+    root: Path, ada: pwd.struct_passwd, theirs: str
 ) -> None:
+    """A folder ~/clusterctl may be a clone of this project."""
     shared = root / "shared"
-    home = shared / ada.pw_name
-    home.mkdir(parents=True)
-    os.chown(home, ada.pw_uid, ada.pw_gid)
-    (home / "clusterctl").symlink_to(etc)
-    as_user(ada, spoil)
+    as_user(ada, theirs)
+    before = tree(ada)
     configure(root, ada, homes=shared)
-    assert owned(etc) == (0o755, 0)
-    assert owned(home / "clusterctl") == (0o700, ada.pw_uid)
+    folder = Path(ada.pw_dir, ".ssh")
+    added = {path: tree(ada)[path] for path in (folder, folder / "authorized_keys")}
+    assert tree(ada) == before | added
+    assert converged(ada) == block(KEY)
+    assert owned(shared / ada.pw_name / "clusterctl") == (0o700, ada.pw_uid)
     # Hosts that did not have the account have their home there.
-    assert (home / ".ssh/authorized_keys").read_text().splitlines() == block(KEY)
-    assert Path(ada.pw_dir, "clusterctl").readlink() == home / "clusterctl"
-    assert Path(ada.pw_dir, "clusterctl.aside-clusterctl/mine").exists()
+    keys = shared / ada.pw_name / ".ssh/authorized_keys"
+    assert keys.read_text().splitlines() == block(KEY)
     assert "changed=0" in configure(root, ada, homes=shared)
+
+
+def test_users_role_makes_the_folder_of_jobs_on_hosts_without_shared_storage(
+    root: Path, ada: pwd.struct_passwd
+) -> None:
+    """Each has it under the same path, whatever the home of an existing account is."""
+    homes = root / "shared"
+    play(root, homes, accounts(ada), users_homes_node_local=True)
+    assert owned(homes / ada.pw_name / "clusterctl") == (0o700, ada.pw_uid)
+    assert [*(homes / ada.pw_name).iterdir()] == [homes / ada.pw_name / "clusterctl"]
+    assert converged(ada) == block(KEY)
 
 
 def test_new_folders_of_users_are_those_that_the_role_creates(tmp_path: Path) -> None:
@@ -349,7 +384,9 @@ def test_mpi_ssh_role_authorizes_a_key_of_the_account(root: Path, ada: pwd.struc
         "ssh-keygen -q -t ed25519 -N '' -f clusterctl_mpi; echo another >clusterctl_mpi.pub",
     ],
 )
-def test_mpi_ssh_role_makes_way_for_a_key(root: Path, ada: pwd.struct_passwd, spoil: str) -> None:
+def test_mpi_ssh_role_replaces_what_is_no_key(
+    root: Path, ada: pwd.struct_passwd, spoil: str
+) -> None:
     as_user(ada, f"mkdir -m 700 .ssh; cd .ssh; {spoil}")
     more = {"mpi_ssh_hosts": [], "mpi_ssh_folder": str(root / "mpi")}
     for _ in range(2):

@@ -20,7 +20,7 @@ ANSIBLE = data_folder("ansible")
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
 KEYS = {
     *("files", "blocks", "folders", "trees", "spared", "mounts", "units", "reloads"),
-    *("links", "databases", "keys", "key_mark", "homes"),
+    *("databases", "keys", "key_mark", "homes"),
     *("hosts", "when", "variables", "packages", "ports", "drift", "needs", "hint"),
 }
 # Module -> the argument that names what it writes.
@@ -275,7 +275,7 @@ def test_files_of_a_role_are_roots_with_the_mode_of_their_kind(role: str) -> Non
         for task in tasks_of(folder):
             # What a task writes as an account belongs to it.
             arguments = {} if "become_user" in task else written_by(task)
-            for path in written(task, variables) if "mode" in arguments else ():
+            for path in written(task, variables) if arguments.get("mode", "a+r") != "a+r" else ():
                 owner, mode = OF_DAEMONS.get(path, ("root", ""))
                 modes = {mode} if mode else modes_of(folder, task, variables)
                 found = {arguments.get(key, owner) for key in ("owner", "group")}
@@ -283,6 +283,21 @@ def test_files_of_a_role_are_roots_with_the_mode_of_their_kind(role: str) -> Non
                     wrong.add((path, *found, arguments["mode"]))
     # A home belongs to its account.
     assert {one for one in wrong if not one[0].startswith("/shared/home/*")} == set()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_file_of_the_owner_that_gets_lines_keeps_its_mode(role: str) -> None:
+    """A mode in digits would replace the owner's. `down` takes `a+r` back; an account's keys lose the
+    rights with which sshd would refuse them.
+    """
+    lines = ("ansible.builtin.blockinfile", "ansible.builtin.lineinfile")
+    modes = [
+        task[module].get("mode", "")
+        for task in tasks_of(ANSIBLE / "roles" / role)
+        for module in lines
+        if module in task and "state" not in task[module]
+    ]
+    assert [mode for mode in modes if mode not in ("", "a+r") and "go-w" not in mode] == []
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -308,6 +308,41 @@ def test_file_with_a_single_marker_is_named(changes: Changes, etc: Path, lacking
     assert tree(etc) == {"hosts": OWNERS + "10.0.0.4 n2\n"}
 
 
+@pytest.mark.parametrize(
+    ("before", "written", "then"),
+    [(0o640, 0o644, 0o640), (0o664, 0o664, 0o664), (0o640, 0o600, 0o600)],
+)
+def test_file_with_a_block_has_its_mode_again_unless_someone_changed_it(
+    changes: Changes, etc: Path, before: int, written: int, then: int
+) -> None:
+    hosts = etc / "hosts"
+    hosts.write_text(OWNERS)
+    hosts.chmod(before)
+    for _ in range(2):
+        changes("begun", blocks=[str(hosts)])
+        hosts.write_text(OWNERS + BLOCK)
+        hosts.chmod(written)
+        changes("ended")
+    changes("removed")
+    assert tree(etc) == {"hosts": OWNERS}
+    assert hosts.stat().st_mode & 0o777 == then
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o664])
+def test_file_that_the_roles_left_with_its_content_has_its_mode_again(
+    changes: Changes, etc: Path, mode: int
+) -> None:
+    conf = etc / "slurm.conf"
+    conf.write_text(OWNERS)
+    conf.chmod(mode)
+    changes("begun", files=[str(conf)])
+    conf.chmod(0o644)
+    changes("ended")
+    changes("removed")
+    assert tree(etc) == {"slurm.conf": OWNERS}
+    assert conf.stat().st_mode & 0o777 == mode
+
+
 def test_block_leaves_a_file_behind_a_link(changes: Changes, etc: Path) -> None:
     """Ansible writes blocks through links."""
     hosts = etc / "hosts"
@@ -455,74 +490,50 @@ def test_keys_in_a_folder_that_hosts_share_are_removed_by_one_host(
     assert keys.read_text() == "ours\n"
 
 
-@pytest.mark.parametrize("added", ["", "ssh-rsa BBBB new\n"])
-def test_keys_that_were_moved_aside_are_moved_back_or_named(
-    changes: Changes, etc: Path, added: str
-) -> None:
-    """The role has copied them, since another owner's file can't get the cluster's keys."""
+@pytest.mark.parametrize("others", ["", "ssh-rsa AAAA ada\n"])
+def test_keys_leave_a_file_behind_a_link(changes: Changes, etc: Path, others: str) -> None:
+    """`up` writes them through it. A file that held nothing else, and was not there before, goes."""
     keys = etc / "ada/.ssh/authorized_keys"
-    aside = keys.with_name("authorized_keys.aside-clusterctl")
     keys.parent.mkdir(parents=True)
-    keys.write_text("ssh-rsa AAAA")
+    file = etc / "ada/dotfiles"
+    if others:
+        file.write_text(others)
+    keys.symlink_to("../dotfiles")
     changes("begun", keys={"ada": ["ours"]}, homes=[str(etc)])
-    keys.rename(aside)
-    keys.write_text(f"ssh-rsa AAAA\n{added}ours\n")
-    changes("ended")
-    notes = changes("removed")["clusterctl_notes"]
-    if added:
-        assert keys.read_text() == f"ssh-rsa AAAA\n{added}"
-        assert aside.read_text() == "ssh-rsa AAAA"
-    else:
-        assert tree(keys.parent) == {keys.name: "ssh-rsa AAAA"}
-    assert [str(aside) in note for note in notes] == [True] * bool(added)
-
-
-def test_what_was_in_the_way_in_a_home_is_moved_back(changes: Changes, etc: Path) -> None:
-    """Of two obstacles, the older."""
-    ada = etc / "ada"
-    shared = etc / "home/ada/clusterctl"
-    shared.mkdir(parents=True)
-    (ada / "src").mkdir(parents=True)
-    (ada / ".ssh").symlink_to("dotfiles")
-    (ada / "clusterctl").symlink_to("src")
-    changes(
-        "begun",
-        keys={"ada": ["ours"]},
-        homes=[str(etc)],
-        links={str(ada / "clusterctl"): str(shared)},
-        files=[str(ada / ".ssh/clusterctl_mpi")],
-    )
-    for name in (".ssh", "clusterctl"):
-        (ada / name).rename(ada / f"{name}.aside-clusterctl.~1~")
-        (ada / f"{name}.aside-clusterctl").write_text("of a job")
-    (ada / "clusterctl").symlink_to(shared)
-    shared.with_name("clusterctl.aside-clusterctl").write_text("before")
-    (ada / ".ssh").mkdir()
-    (ada / ".ssh/authorized_keys").write_text("ours\n")
-    (ada / ".ssh/clusterctl_mpi").write_text("ours")
-    changes("ended")
-    notes = changes("removed")["clusterctl_notes"]
-    links = [(ada / name).readlink() for name in (".ssh", "clusterctl")]
-    assert links == [Path("dotfiles"), Path("src")]
-    assert shared.read_text() == "before"
-    left = {path.name for path in ada.iterdir()} - {".ssh", "clusterctl", "src"}
-    assert left == {".ssh.aside-clusterctl", "clusterctl.aside-clusterctl"}
-    assert all(any(str(ada / name) in note for note in notes) for name in left)
-
-
-def test_only_links_of_the_cluster_leave_a_home(changes: Changes, etc: Path) -> None:
-    ours = etc / "ada-clusterctl"
-    theirs = etc / "bob-clusterctl"
-    program = etc / "carl-clusterctl"
-    changes(
-        "begun", links={str(path): "/shared/home/x/clusterctl" for path in (ours, theirs, program)}
-    )
-    ours.symlink_to("/shared/home/x/clusterctl")
-    theirs.symlink_to("/opt/tools/clusterctl")
-    program.write_text("theirs\n")
+    file.write_text(f"{others}ours\n")
     changes("ended")
     changes("removed")
-    assert sorted(path.name for path in etc.iterdir()) == [theirs.name, program.name]
+    assert keys.is_symlink()
+    assert tree(etc / "ada") == (
+        {"dotfiles": others, ".ssh/authorized_keys": others} if others else {}
+    )
+
+
+def test_keys_that_cannot_be_removed_fail_the_removal_until_they_can(
+    changes: Changes, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else is removed before. Root can read everything, so that the refusal is played."""
+
+    def refuse(path: str) -> tuple[str, str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    keys = etc / "ada/.ssh/authorized_keys"
+    keys.parent.mkdir(parents=True)
+    own = etc / "clusterctl"
+    names = {"keys": {"ada": ["ours"]}, "homes": [str(etc)], "files": [str(own)]}
+    changes("begun", **names)
+    keys.write_text("ours\n")
+    own.write_text("ours")
+    changes("ended")
+    removal = util("host_removal")
+    with monkeypatch.context() as patch:
+        patch.setattr(removal, "owner_above", lambda _: etc.stat())
+        patch.setattr(removal, "_open_owners", refuse)
+        with pytest.raises(util("host_record").RecordError, match=str(keys)):
+            changes("removed")
+    assert not own.exists()
+    changes("removed")
+    assert tree(etc) == {}
 
 
 def test_only_accounts_that_clusterctl_made_are_removed(

@@ -27,6 +27,7 @@ INVENTORY = inventory_of(
     host_of("d-train-2", partition="train", address="10.0.0.4"),
     scheduler="none",
     job_user="ada",
+    folder="/shared/home/ada/clusterctl",
 )
 
 
@@ -114,7 +115,12 @@ def test_state_of_a_running_job_is_asked_of_its_first_node(known, state, has_end
     (job,) = mpirun.own_jobs()
     assert (job.state.value, job.ended, "restarted" in job.reason) == (state, has_ended, has_ended)
     sent = request(hosts["d-train-1"].calls[0])
-    assert sent == {"user": "ada", "do": "settle", "ids": ["m1"]}
+    assert sent == {
+        "user": "ada",
+        "folder": INVENTORY.folder,
+        "do": "settle",
+        "ids": ["m1"],
+    }
 
 
 def test_unreachable_first_node_is_not_asked_again_at_once():
@@ -262,7 +268,7 @@ def test_lock_that_a_job_holds_is_named(
     monkeypatch.setattr(
         pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), ""))
     )
-    user = remote_jobs.JobUser("me")
+    user = remote_jobs.JobUser("me", "clusterctl")
     with user.locked(), pytest.raises(SystemExit) as caught, user.locked():
         pass
     assert caught.value.code == 68
