@@ -445,9 +445,14 @@ def _preview_of(spec: ClusterSpec, host: Host, facts: HostFacts) -> Iterator[str
     if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
         yield f"users to create: {', '.join(missing)}"
     patterns = role_files(spec, host.roles)
-    if theirs := [
+    theirs = [
         file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)
-    ]:
+    ]
+    # The role users adds the cluster's keys to accounts that are there.
+    theirs += [
+        f"~{user.name}/.ssh/authorized_keys" for user in spec.users if user.name in facts.accounts
+    ]
+    if theirs:
         yield (
             "files that may change (kept as NAME.before-clusterctl, or by marked lines; `down` undoes both): "
             f"{', '.join(theirs)}"

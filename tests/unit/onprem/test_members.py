@@ -213,13 +213,14 @@ def test_preview_leaves_out_installed_packages() -> None:
 
 
 def test_preview_names_accounts_and_files() -> None:
+    """Also the keys of an account that is there: its owner wants to know of them before."""
     users = [{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}]
     spec = ClusterSpec.model_validate({**spec_of().model_dump(exclude_unset=True), "users": users})
     new = differing("n2", accounts={"ada": 1000}, files=("/etc/hosts", "/etc/slurm/slurmdbd.conf"))
     assert preview_of(spec, new)[2:] == [
         "n2: users to create: bob",
         "n2: files that may change (kept as NAME.before-clusterctl, or by marked lines; `down` undoes "
-        "both): /etc/hosts",
+        "both): /etc/hosts, ~ada/.ssh/authorized_keys",
     ]
 
 
