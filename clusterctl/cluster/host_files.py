@@ -17,7 +17,7 @@ from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import key_marks, probe_requests, system_accounts
 from clusterctl.providers.templates import NodeFile, NodeFiles
-from clusterctl.scheduler.slurm.conf import health_settings, slurmd_digests
+from clusterctl.scheduler.slurm.conf import has_limited_shares, health_settings, slurmd_digests
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import MPI_SSH
 from clusterctl.state.inventory import Inventory
@@ -79,7 +79,10 @@ def render_host_files(
         files[_HEALTH.format(host=host)] = json.dumps(settings, indent=1, sort_keys=True) + "\n"
     for host, digest in (slurmd_digests(slurm, inventory) if slurm else {}).items():
         files[_SLURMD.format(host=host)] = render(
-            "slurmd.conf.j2", digest=digest, server=inventory.controller.name
+            "slurmd.conf.j2",
+            digest=digest,
+            server=inventory.controller.name,
+            limits_shares=has_limited_shares(inventory),
         )
     return files
 

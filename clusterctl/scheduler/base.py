@@ -150,6 +150,9 @@ BEFORE_START: Final = frozenset(
 # Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
 # in src/slurmd/slurmstepd/mgr.c. No process gets it.
 NO_LOG_SIGNAL: Final = 53
+# Slurm's signal of a job with a process that the kernel has killed for its memory: SIG_OOM (253) of
+# src/common/slurm_protocol_defs.h, of which the record keeps seven bits.
+_MEMORY_SIGNAL: Final = 125
 # Slurm's reason of a job that a signal has ended, such as ``RaisedSignal:9(Killed)``.
 _RAISED: Final = re.compile(r"RaisedSignal:(\d+)(?:\(.*\))?")
 
@@ -189,6 +192,8 @@ def own_exit(state: JobState, exit_code: int, number: int) -> tuple[int | None, 
     """
     if state not in _BY_ITSELF:
         return None, None
+    if number == _MEMORY_SIGNAL:
+        return None, signal.SIGKILL.value
     if number:
         return None, number
     return (None, None) if state is not JobState.COMPLETED and not exit_code else (exit_code, 0)

@@ -345,6 +345,43 @@ def test_exit_code_of_a_job_is_that_of_its_ranks(
     assert cluster.json("jobs", signalled)["jobs"][0]["exit_code"] == code
 
 
+MAPS_A_FILE = """
+import mmap, os, time
+with open("data.bin", "wb") as file:
+    for _ in range(600):
+        file.write(bytes(2**20))
+with open("data.bin", "rb") as file:
+    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+# Longer than the time between two looks of Slurm.
+until = time.monotonic() + 12
+while time.monotonic() < until:
+    assert not any(data[at] for at in range(0, len(data), mmap.PAGESIZE))
+os.remove("data.bin")
+"""
+# Its pages count once, however many processes share them.
+FORKS = """
+import os, time
+data = bytearray(150 * 2**20)
+for at in range(0, len(data), 4096):
+    data[at] = 1
+for _ in range(4):
+    if not os.fork():
+        sum(data[at] for at in range(0, len(data), 4096))
+        time.sleep(12)
+        os._exit(0)
+assert [os.wait()[1] for _ in range(4)] == [0] * 4
+"""
+
+
+@pytest.mark.parametrize("program", [MAPS_A_FILE, FORKS], ids=["maps", "forks"])
+def test_pages_of_files_and_of_other_processes_are_not_a_jobs_memory(
+    cluster: Cluster, program: str
+) -> None:
+    path = script(cluster, "holds.py", program)
+    answer = cluster.json("submit", path, "--mem", "300MiB", "--wait")
+    assert answer["state"] == "COMPLETED"
+
+
 @pytest.mark.story
 def test_job_out_of_memory_names_the_cause(cluster: Cluster) -> None:
     """test_failures.py has more causes."""
@@ -356,6 +393,8 @@ def test_job_out_of_memory_names_the_cause(cluster: Cluster) -> None:
     )
     assert answer["diagnosis"]["code"] == "out-of-memory"
     assert "100 MiB" in answer["diagnosis"]["cause"]
+    # The kernel has ended it.
+    assert (answer["state"], answer["exit"]) == ("OUT_OF_MEMORY", "SIGKILL")
 
 
 def test_job_over_its_time_limit_names_the_cause(cluster: Cluster) -> None:

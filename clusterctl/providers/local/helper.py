@@ -211,7 +211,13 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
             notes += (f"recreated: {', '.join(recreated)}",)
         state = _assign_numbers(state, request)
         facts = state.model_dump(include={"subnet", "distribution"})
-        answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
+        answer = layout.MadeCluster(
+            nodes=(),
+            limits_memory=machine.limits_memory(),
+            removed=removed,
+            notes=notes,
+            **facts,
+        )
         shared = _shared_folder(state)
         notes += _mount_again(request, state, shared)
         nodes = _start_nodes(request, state, answer, lower, shared)

@@ -307,9 +307,12 @@ class MadeNode(_Message):
 
 
 class MadeCluster(_Message):
-    """The root helper's answer to a ClusterRequest."""
+    """The root helper's answer to a ClusterRequest. ``limits_memory``: the kernel can limit the
+    memory of each job on a node.
+    """
 
     subnet: IPv4Network
+    limits_memory: bool
     distribution: Release | None
     nodes: tuple[MadeNode, ...]
     removed: tuple[str, ...] = ()

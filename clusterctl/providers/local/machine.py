@@ -426,9 +426,23 @@ def cgroup_members() -> Iterator[tuple[int, str]]:
                 yield int(process.name), match[1]
 
 
+def limits_memory() -> bool:
+    """Return whether the kernel limits the memory of groups of processes in a node.
+
+    Only version 1 of control groups was tried. There a unit of systemd has no group of its own for
+    the memory.
+    """
+    has_group = any((root / "memory.limit_in_bytes").exists() for root in _hierarchies())
+    return has_group and not booted_with_systemd()
+
+
 def _hierarchies() -> Iterator[Path]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         kind, _, options = fields[fields.index("-") + 1 :][:3]
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
-            yield Path(fields[4])
+        folder = Path(fields[4])
+        controllers = set(options.split(",")) if kind == "cgroup" else set()
+        # In a container, the memory's may be read-only.
+        has_memory = "memory" in controllers and os.access(folder, os.W_OK)
+        if kind == "cgroup2" or "name=systemd" in controllers or has_memory:
+            yield folder

@@ -8,7 +8,7 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -435,7 +435,10 @@ def _inventory(
         cluster=spec.name,
         cluster_id=request.id,
         provider=spec.provider.type,
-        hosts=tuple(_host(node, share_of.get(node.name), release) for node in made.nodes),
+        hosts=tuple(
+            replace(_host(node, share_of.get(node.name), release), cgroups=made.limits_memory)
+            for node in made.nodes
+        ),
         network=str(made.subnet),
         shared=layout.SHARED,
         oversubscribed=is_oversubscribed(sizes),

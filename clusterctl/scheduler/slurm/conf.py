@@ -72,7 +72,8 @@ def render_files(
     if not inventory.scheduler_needs.has_daemons:
         return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
-    uses_cgroups = inventory.cgroups and all(node.topology for node in nodes)
+    limits_shares = has_limited_shares(inventory)
+    uses_cgroups = limits_shares or (inventory.cgroups and all(node.topology for node in nodes))
     knows_disabled = _release(inventory) >= _DISABLES_CGROUPS
     gpus = [_line(settings) for node in nodes for settings in _gres_settings(node)]
     switches = [
@@ -86,6 +87,7 @@ def render_files(
         "cgroup.conf": render(
             "cgroup.conf.j2",
             constrains_devices=inventory.constrains_devices,
+            limits_shares=limits_shares,
             disabled=knows_disabled and not uses_cgroups,
         ),
         # Slurm ignores the file if there are no switches.
@@ -113,6 +115,14 @@ def takes_nodes_by_reconfigure(inventory: Inventory) -> bool:
     daemons.
     """
     return _release(inventory) >= _RECONFIGURES
+
+
+def has_limited_shares(inventory: Inventory) -> bool:
+    """Return whether several nodes share a machine, and the kernel limits the memory of their
+    jobs.
+    """
+    shares = any(host.cpus is not None for host in inventory.compute)
+    return shares and inventory.cgroups and _release(inventory) >= _DISABLES_CGROUPS
 
 
 def needs_facts(inventory: Inventory, host: Host) -> bool:
@@ -179,6 +189,7 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> SlurmNode:
 
 def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[SlurmNode, ...]) -> str:
     has_shares = any(not node.topology for node in nodes)
+    cgroups = has_limited_shares(inventory) if has_shares else inventory.cgroups
     counted_otherwise = any(
         Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes
     )
@@ -191,7 +202,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[SlurmNode,
         slurmdbd_port=SLURMDBD_PORT,
         srun_ports=SRUN_PORTS,
         switches=spec.provider.switches,
-        tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
+        tasks=_line(_tasks(has_shares=has_shares, cgroups=cgroups), "\n"),
         # Sets the host's variables and CUDA_VISIBLE_DEVICES.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
         max_array=MAX_ARRAY_SIZE,
@@ -200,7 +211,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[SlurmNode,
         health=HEALTH_PROGRAM,
         health_interval=spec.monitoring.health.interval,
         # If cgroups enforce the memory limit, Slurm rejects OverMemoryKill.
-        gather="UsePss" if inventory.cgroups and not has_shares else "OverMemoryKill,UsePss",
+        gather="UsePss" if cgroups else "OverMemoryKill,UsePss",
         gpus=any(node.gpus for node in nodes),
         nodes="\n".join(_line(_node_settings(node)) for node in nodes),
         node_sets="\n".join(
@@ -225,11 +236,11 @@ def _with_settings(text: str, lines: tuple[SlurmLine, ...]) -> str:
 
 def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
     if has_shares:
-        # The machine binds its parts to cores and manages their cgroups, so Slurm must change
-        # neither. Slurm counts memory itself, and ends tasks that use more than their job's memory.
+        # The machine binds its parts to cores, and Slurm must not change that. Where the kernel
+        # can't limit a job's memory, Slurm counts it itself.
         parameters = {"SlurmdParameters": "config_overrides"}
         tracks = "linuxproc"
-        binds = "task/none"
+        binds = "task/cgroup" if cgroups else "task/none"
     elif cgroups:
         parameters = {}
         tracks = "cgroup"

@@ -332,7 +332,12 @@ def test_hosts_of_a_group_without_class_get_no_files(
         {"name": name, "address": "10.9.8.2", "host_key": "k", "started": True, "made": True}
         for name in ("one-ctl", "one-train-1")
     ]
-    made = {"subnet": "10.9.8.0/24", "distribution": "debian-13", "nodes": nodes}
+    made = {
+        "subnet": "10.9.8.0/24",
+        "distribution": "debian-13",
+        "nodes": nodes,
+        "limits_memory": True,
+    }
     sent = play_helper(monkeypatch, made, made)
     workspace = Workspace(tmp_path / "one")
     workspace.create()

@@ -89,6 +89,29 @@ def test_alive_finds_processes_by_control_group() -> None:
         machine.remove_cgroups(name)
 
 
+@pytest.mark.parametrize(
+    ("files", "systemd", "limits"),
+    [
+        ({"memory.limit_in_bytes": "9223372036854771712\n"}, False, True),
+        ({"memory.limit_in_bytes": "9223372036854771712\n"}, True, False),
+        ({}, False, False),
+    ],
+)
+def test_kernel_limits_memory_where_groups_have_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    *,
+    systemd: bool,
+    limits: bool,
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "_hierarchies", lambda: [tmp_path])
+    monkeypatch.setattr(machine, "booted_with_systemd", lambda: systemd)
+    assert machine.limits_memory() == limits
+
+
 def test_end_rooted_ends_processes_on_the_file_system_of_a_node(tmp_path: Path) -> None:
     """The machine may be unknown, and its overlay no longer mounted."""
     root = system.mount_overlay((Path("/"),), tmp_path / "nodes" / "n")

@@ -239,6 +239,12 @@ def test_jobs_that_ended_in_the_accounting():
             (3, 0, "NonZeroExitCode"),
         ),
         ("COMPLETED", ("0:0", "None"), ("0:0", "None"), (0, 0, "")),
+        (
+            "OUT_OF_MEMORY",
+            ("0:125", "OutOfMemory"),
+            ("0:125", "OutOfMemory"),
+            (None, 9, "OutOfMemory"),
+        ),
     ],
 )
 def test_end_is_the_same_by_slurmctld_and_by_the_accounting(

@@ -127,6 +127,28 @@ def test_slurm_conf_without_control_groups_uses_linuxproc() -> None:
     assert "Cgroup" not in files["cgroup.conf"]
 
 
+@pytest.mark.parametrize(
+    ("release", "cgroups", "by_kernel"),
+    [("debian-13", True, True), ("debian-13", False, False), ("debian-12", True, False)],
+)
+def test_kernel_or_slurm_limits_the_memory_of_jobs_on_shares(
+    release: str, *, cgroups: bool, by_kernel: bool
+) -> None:
+    """Slurm's own count includes the pages of files, which the kernel can drop."""
+    spec = make_spec()
+    given = make_inventory(spec, cpus=1, memory_mib=2000)
+    controller = replace(given.controller, distribution=release)
+    nodes = [replace(node, cgroups=cgroups) for node in given.compute]
+    files = render_files(spec, replace(given, hosts=(controller, *nodes)), {})
+    text = settings(files["slurm.conf"])
+    assert ("OverMemoryKill" in text["JobAcctGatherParams"]) != by_kernel
+    assert text["TaskPlugin"] == ("task/cgroup" if by_kernel else "task/none")
+    constrained = settings(files["cgroup.conf"])
+    assert ("ConstrainRAMSpace" in constrained) == by_kernel
+    # Cores and GPUs of a share are bound from outside.
+    assert not {"ConstrainCores", "ConstrainDevices"} & {*constrained}
+
+
 def test_slurm_conf_keys_of_clusterctl_are_reserved() -> None:
     keys = (
         "clustername slurmctldhost slurmctldparameters taskplugin accountingstorageenforce".split()

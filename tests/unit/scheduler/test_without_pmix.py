@@ -50,5 +50,6 @@ def test_slurmd_needs_no_control_groups_if_unused(release: str, disabled: bool) 
     spec = make_spec()
     given = make_inventory(spec, cpus=1, memory_mib=900)
     controller = replace(given.controller, distribution=release)
-    files = render_files(spec, replace(given, hosts=(controller, *given.compute)), {})
+    nodes = [replace(node, cgroups=False) for node in given.compute]
+    files = render_files(spec, replace(given, hosts=(controller, *nodes)), {})
     assert ("CgroupPlugin=disabled" in files["cgroup.conf"]) == disabled
