@@ -166,8 +166,9 @@ def test_job_that_proves_mpi_may_wait_longer_than_attach(national: Site, tmp_pat
     assert (answer["proven"], answer["ok"]) == (False, True)
     job = answer["proof"]["job_id"]
     national.ssh("stud", f"scancel {others.stdout.split()[-1]}")
-    again = verb("attach", "national", "-o", "json").json
-    assert (again["proven"], again["proof"]["job_id"]) == (True, job)
+    result = verb("attach", "national", "-o", "json")
+    again = result.json
+    assert (again["proven"], again["proof"]["job_id"]) == (True, job), result.stderr
     facts = {fact["fact"]: fact["learned"] for fact in verb("doctor", "-o", "json").json["facts"]}
     assert facts["MPI"] == f"job {job} on c1, c2"
     verb("detach", "--cluster", NAME)

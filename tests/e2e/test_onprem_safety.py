@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.e2e.own import differences, picture
 from tests.support.lab import Box, Lab, lab
+from tests.support.messages import condition
 from tests.support.verbs import Clusterctl
 
 NAMES = ("node1", "node2")
@@ -109,6 +111,29 @@ def test_plan_shows_a_diff_of_files_without_secrets(raised: Raised) -> None:
         f"cp -p /root/munge.key {munge}; cp -p /root/openmpi-mca-params.conf {params}; rm "
         "/root/*.*",
     )
+
+
+def test_two_administrators_see_the_same(raised: Raised, tmp_path: Path) -> None:
+    """What is wanted is recorded on the machines, so that neither calls the other's change his own, and
+    an edit by hand is no state that anybody wanted.
+    """
+    shutil.copytree(raised.verbs.home, tmp_path / "home", symlinks=True)
+    theirs = tmp_path / "safe.yaml"
+    theirs.write_text(f"{raised.file.read_text()}slurm: {{extra: {{KillWait: 44}}}}\n")
+    other = replace(raised, verbs=Clusterctl(tmp_path / "home", tmp_path), file=theirs)
+    other.json("up")
+    (found,) = raised.json("doctor")["findings"]
+    assert (found["level"], condition(found)) == ("warning", "another-up")
+    assert [each["host"] for each in raised.json("plan")["drift"]] == ["all hosts"]
+    assert other.json("plan")["drift"] == []
+    raised.sh("node1", "sed -i s/KillWait=44/KillWait=45/ /etc/slurm/slurm.conf")
+    answer = other.verbs("-o", "json", "-f", theirs, "doctor", rc=1).json
+    assert [(each["host"], condition(each)) for each in answer["findings"]] == [
+        ("node1", "drifted")
+    ]
+    raised.json("up")
+    assert raised.json("doctor")["findings"] == []
+    assert "KillWait" not in raised.sh("node1", "cat /etc/slurm/slurm.conf")
 
 
 def test_down_restores_machines_and_keeps_later_changes(raised: Raised) -> None:
