@@ -119,7 +119,7 @@ def test_two_administrators_see_the_same(raised: Raised, tmp_path: Path) -> None
     """
     shutil.copytree(raised.verbs.home, tmp_path / "home", symlinks=True)
     theirs = tmp_path / "safe.yaml"
-    theirs.write_text(f"{raised.file.read_text()}slurm: {{extra: {{KillWait: 44}}}}\n")
+    theirs.write_text(f"{raised.file.read_text()}slurm: {{extra: [KillWait=44]}}\n")
     other = replace(raised, verbs=Clusterctl(tmp_path / "home", tmp_path), file=theirs)
     other.json("up")
     (found,) = raised.json("doctor")["findings"]
