@@ -133,7 +133,7 @@ def test_two_administrators_see_the_same(raised: Raised, tmp_path: Path) -> None
     ]
     raised.json("up")
     assert raised.json("doctor")["findings"] == []
-    assert "KillWait" not in raised.sh("node1", "cat /etc/slurm/slurm.conf")
+    assert "KillWait=30" in raised.sh("node1", "cat /etc/slurm/slurm.conf")
 
 
 def test_down_restores_machines_and_keeps_later_changes(raised: Raised) -> None:
