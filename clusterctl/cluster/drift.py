@@ -134,6 +134,7 @@ _NAMES = {
     "keys": "the list of the spec's keys of user {}",
     "home": "the home of user {}",
     "accounting": "the accounting",
+    "block": "clusterctl's part of {}",
 }
 
 

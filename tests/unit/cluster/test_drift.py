@@ -30,6 +30,7 @@ CONF = "file /etc/slurm/slurm.conf"
 NOTED = {
     "file /etc/munge/munge.key": "a1 400 1:1",
     CONF: "b2 644 0:0",
+    "block /etc/hosts": "e5",
     "unit munge": "running",
     "unit slurmd": "running",
     "user ada": "2001",
@@ -55,6 +56,7 @@ def test_host_drifts_unless_its_marks_are_recorded() -> None:
     [
         ("file /etc/munge/munge.key", "missing", "/etc/munge/munge.key was missing: restored"),
         ("file /etc/slurm/slurm.conf", "b3 644 0:0", "/etc/slurm/slurm.conf was changed: restored"),
+        ("block /etc/hosts", "missing", "clusterctl's part of /etc/hosts was missing: restored"),
         ("unit slurmd", "stopped", "slurmd was stopped: started"),
         ("unit slurmd", "stopped disabled", "slurmd was stopped and disabled: started"),
         ("unit munge", "running outdated", "munge was outdated: repaired"),
