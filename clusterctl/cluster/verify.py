@@ -760,7 +760,7 @@ def trial_findings(
     report: the findings so far. A node with an error there is not tried. prove: see ``run_trial``.
     """
     faulty = {finding.host for finding in report.errors}
-    if inventory.controller.name in faulty or inventory.controller.name not in report.facts:
+    if inventory.controller.name in faulty:
         return ()
     asked = [h.name for h in inventory.compute if h.name in report.facts.keys() - faulty]
     scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)

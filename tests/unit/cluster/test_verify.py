@@ -598,15 +598,18 @@ RECORD = Step(("sudo", "-n", "python3", "..."))
 
 
 def tried(
-    *steps: Step, prove: Callable[[Sequence[str]], None] = lambda _: None, **found: Finding
+    *steps: Step,
+    prove: Callable[[Sequence[str]], None] = lambda _: None,
+    hosts: Sequence[str] = ("d-ctl", *NAMES),
+    **found: Finding,
 ) -> dict[str | None, tuple[str, str]]:
     """Return host -> level and code of what the trial of `doctor` finds on the nodes.
 
-    steps: the commands to Slurm. found: earlier findings.
+    steps: the commands to Slurm. hosts: those that are examined. found: earlier findings.
     """
     tries = any("srun" in step.argv and "busy" not in step.stderr for step in steps)
     controller = ScriptedTransport([*steps, *([RECORD] if tries else [])])
-    report = DoctorReport(tuple(found.values()), dict.fromkeys(("d-ctl", *NAMES), facts()))
+    report = DoctorReport(tuple(found.values()), dict.fromkeys(hosts, facts()))
     findings = trial_findings(INVENTORY, lambda _: controller, report, prove)
     assert controller.left == ()
     return {each.host: (each.level, condition(each)) for each in findings}
@@ -624,6 +627,10 @@ def test_doctor_tries_a_job_on_idle_nodes_and_says_where_it_tried_none() -> None
     assert tried(IDLE, taken) == dict.fromkeys(NAMES, ("warning", "not-looked-at"))
     silent = Step(("sinfo", "..."), stderr="slurm_load_partitions: Unable to contact slurm", rc=1)
     assert tried(silent) == dict.fromkeys(NAMES, ("warning", "not-looked-at"))
+
+
+def test_doctor_of_one_node_tries_it() -> None:
+    assert tried(IDLE, srun(NAMES[1]), hosts=NAMES[1:]) == {}
 
 
 def test_doctor_names_the_node_on_which_the_job_fails() -> None:
