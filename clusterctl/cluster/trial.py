@@ -35,8 +35,8 @@ cd -- "$1" && printf '%s\\n' "$2" >"$2.log" || exit
 for folder in /tmp /dev/shm; do
     file=$(mktemp -p "$folder" .clusterctl-XXXXXX) && echo >"$file" && rm -- "$file" || exit
 done
-"$4" -I -c "$5" || exit
 [ ! -r "$3" ] || . "$3"
+"$4" -I -c "$5" || exit
 exec mpirun --version >/dev/null
 """
 
@@ -154,7 +154,9 @@ def _try_on_nodes(inventory: Inventory, to: Connect, folder: str, nodes: Sequenc
 
     def try_on(host: str) -> None:
         user = as_user(inventory.job_user)
-        to(host).run((*user, "sh", "-c", _TRY, "sh", folder, host, *programs), timeout_s=_TIMEOUT_S)
+        to(host).run(
+            (*user, "bash", "-c", _TRY, "bash", folder, host, *programs), timeout_s=_TIMEOUT_S
+        )
 
     _, failed = call_on_hosts(nodes, try_on)
     if failed:
