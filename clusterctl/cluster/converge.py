@@ -22,6 +22,7 @@ from clusterctl.cluster.drift import (
     hosts_with_drift,
     lost_packages,
     matches,
+    people_marks,
     repairs_of,
     touches_slurm,
     wanted_marks,
@@ -93,6 +94,7 @@ class ClusterRecord(BaseModel):
     hardware: node -> the hardware that the node is configured for. Written before the nodes are
         configured.
     accounting: the mark of Slurm's accounting, as `up` left it.
+    people: the wanted marks of accounts and their keys.
     by: who ran the last `up` that configured the hosts, and when.
     """
 
@@ -102,6 +104,7 @@ class ClusterRecord(BaseModel):
     groups: Mapping[str, str] = {}
     hardware: Mapping[str, NodeHardware] = {}
     accounting: str = ""
+    people: Checksums = {}
     by: str = ""
 
 
@@ -130,7 +133,7 @@ def converge(
     workspace = cluster.workspace
     inventory = provisioned.inventory
     slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
-    wanted = wanted_of(cluster.spec, inventory, reports, provisioned.made)
+    wanted = wanted_of(inventory, reports, provisioned.made)
     recorded = wanted.cluster
     concerned = inventory.names if limit is None else limit
     reports = _install_slurmd(cluster, inventory, reports, concerned)
@@ -175,6 +178,7 @@ def converge(
         groups=groups,
         hardware=current,
         accounting=left,
+        people=people_marks(cluster.spec),
         by=f"{this_person()}, {formatting.moment(time.time())}",
     )
     _record(cluster, inventory, last)
@@ -419,7 +423,7 @@ def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
     """Return why `up` would configure all hosts, if so: changed inputs, or an unfinished `up`."""
-    recorded = wanted_of(cluster.spec, inventory, reports).cluster
+    recorded = wanted_of(inventory, reports).cluster
     if not recorded.inputs:
         return UNFINISHED
     same = with_recorded_memory(reports, recorded.hardware)
@@ -441,26 +445,22 @@ def pending_changes(
     at_work = partial(
         nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False
     )
-    recorded = wanted_of(cluster.spec, inventory, reports).cluster.hardware
+    recorded = wanted_of(inventory, reports).cluster.hardware
     return node_config(
         cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names
     )
 
 
-def packages_lost_on(
-    spec: ClusterSpec, inventory: Inventory, reports: Mapping[str, HostReport]
-) -> Mapping[str, str]:
+def packages_lost_on(inventory: Inventory, reports: Mapping[str, HostReport]) -> Mapping[str, str]:
     """Return host -> the packages that were removed since the host was configured."""
-    wanted = wanted_of(spec, inventory, reports).marks
+    wanted = wanted_of(inventory, reports).marks
     lost = {host: lost_packages(marks, reports[host].checksums) for host, marks in wanted.items()}
     return {host: packages for host, packages in lost.items() if packages}
 
 
-def drift_of(
-    spec: ClusterSpec, inventory: Inventory, reports: Mapping[str, HostReport]
-) -> Iterator[Drift]:
+def drift_of(inventory: Inventory, reports: Mapping[str, HostReport]) -> Iterator[Drift]:
     """Yield each difference between these hosts and what is wanted on them."""
-    wanted = wanted_of(spec, inventory, reports).marks
+    wanted = wanted_of(inventory, reports).marks
     for host, report in reports.items():
         if host not in wanted:
             yield Drift(host, "is not configured yet")
@@ -469,7 +469,6 @@ def drift_of(
 
 
 def wanted_of(
-    spec: ClusterSpec,
     inventory: Inventory,
     reports: Mapping[str, HostReport],
     recreated: Collection[str] = (),
@@ -486,7 +485,7 @@ def wanted_of(
         # Another version of clusterctl has written it.
         cluster = ClusterRecord()
     marks = {
-        host: wanted_marks(report.wanted.marks, report.checksums, spec)
+        host: wanted_marks(report.wanted.marks, cluster.people, report.checksums)
         for host, report in reports.items()
         if report.wanted.marks and host not in recreated
     }

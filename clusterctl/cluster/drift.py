@@ -34,15 +34,22 @@ _GOOD_STATES = {
 }
 
 
-def wanted_marks(written: Checksums, now: Checksums, spec: ClusterSpec) -> Checksums:
-    """Return the wanted marks of a host: those of the files that were written there, and the state of
-    each other item in ``now``.
+def people_marks(spec: ClusterSpec) -> dict[str, str]:
+    """Return the wanted marks of accounts and of their lists of keys, which a spec alone decides."""
+    uids = {f"user {name}": str(uid) for name, uid in required_accounts(spec).items()}
+    return uids | key_marks(spec)
+
+
+def wanted_marks(written: Checksums, people: Checksums, now: Checksums) -> Checksums:
+    """Return the wanted marks of a host: those of the files that were written there, those of people,
+    and the state of each other item in ``now``.
+
+    people: from ``people_marks``, of the spec of the last `up`.
     """
-    people = {f"user {name}": str(uid) for name, uid in required_accounts(spec).items()}
     states = {
         key: _GOOD_STATES[kind] for key in now if (kind := key.partition(" ")[0]) in _GOOD_STATES
     }
-    listed = {key: mark for key, mark in (people | key_marks(spec)).items() if key in now}
+    listed = {key: mark for key, mark in people.items() if key in now}
     return {**written, **states, **listed}
 
 

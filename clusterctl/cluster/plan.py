@@ -246,7 +246,7 @@ def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Dr
             yield Drift(host, f"does not answer: {failure.cause}")
         return
     notes += cgroup_notes(inventory, reports)
-    yield from converge.drift_of(spec, inventory, reports)
+    yield from converge.drift_of(inventory, reports)
     for host, report in reports.items():
         for disk in report.full:
             yield Drift(host, f"{disk}; `up` stops until there is free space")

@@ -290,7 +290,7 @@ def probe(cluster: ClusterContext, inventory: Inventory) -> PhaseResult[Mapping[
     reject_silent_folders(reports)
     reject_full_disks(reports)
     reject_taken_numbers(reports, required_accounts(cluster.spec))
-    if lost := packages_lost_on(cluster.spec, inventory, reports):
+    if lost := packages_lost_on(inventory, reports):
         if inventory.baked:
             raise _not_reinstalled(inventory, lost)
         # Without the mark of a finished installation, Ansible installs the packages again.

@@ -579,7 +579,7 @@ def examine_cluster(
         marks = probe_requests(spec, inventory, workspace)
         with Connections(workspace.ssh_config, fans_out=True) as connections:
             report = _examine(spec, inventory, connections, hosts, marks)
-            report = report.and_also(drift_findings(spec, inventory, workspace, report))
+            report = report.and_also(drift_findings(inventory, workspace, report))
             # Local nodes are connected by a bridge of this machine.
             if not spec.provider.shares_kernel:
                 to = connections.to
@@ -613,11 +613,11 @@ def examine_cluster(
 
 
 def drift_findings(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, report: DoctorReport
+    inventory: Inventory, workspace: Workspace, report: DoctorReport
 ) -> Iterator[Finding]:
     """Yield how each examined host differs from what `clusterctl up` wants there."""
     controller = inventory.controller.name
-    wanted = wanted_of(spec, inventory, report.reports)
+    wanted = wanted_of(inventory, report.reports)
     if worker := workspace.lock_holder():
         what = "the hosts were not compared with what `clusterctl up` wants there"
         yield Finding(controller, "warning", "not-looked-at", what, str(worker), "run it again")

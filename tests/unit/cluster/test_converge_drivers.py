@@ -191,5 +191,5 @@ def test_failed_converge_keeps_the_gpus_of_a_running_job(
 def test_hardware_of_a_recreated_host_is_forgotten(fails: Fails) -> None:
     _, left = fails(shows("t4", "t4"), sinfo(ONE), DRAIN, squeue())
     reports = {CTL: HostReport(None, {}, wanted=left)}
-    wanted = wanted_of(SPEC, INVENTORY, reports, recreated=[ONE])
+    wanted = wanted_of(INVENTORY, reports, recreated=[ONE])
     assert wanted.cluster.hardware == hardware(SPEC, INVENTORY, {TWO: WAS})

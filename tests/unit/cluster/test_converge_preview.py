@@ -59,7 +59,7 @@ def inputs(workspace: Workspace) -> str:
 
 
 def drift(now: Views) -> list[Drift]:
-    return [*converge.drift_of(SPEC, INVENTORY, now)]
+    return [*converge.drift_of(INVENTORY, now)]
 
 
 def test_unchanged_cluster_needs_nothing(workspace: Workspace, inputs: str) -> None:

@@ -12,6 +12,7 @@ from clusterctl.cluster.drift import (
     drift_of_host,
     drifted,
     hosts_with_drift,
+    people_marks,
     repairs_of,
     touches_slurm,
     wanted_marks,
@@ -95,7 +96,7 @@ def test_wanted_marks_are_of_what_was_written_and_of_the_spec() -> None:
         "absent /etc/slurm.conf": "there",
         "keys ada": "an edit",
     }
-    wanted = wanted_marks({key: NOTED[key]}, found, spec)
+    wanted = wanted_marks({key: NOTED[key]}, people_marks(spec), found)
     differing = {
         key,
         "user ada",

@@ -49,7 +49,6 @@ from tests.support.inventories import inventory_of
 from tests.support.messages import condition
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step, listed_nodes, queued
-from tests.unit.cluster.specs import spec_of
 from tests.unit.hosts.test_doctor import WELL
 
 NAMES = ("d-train-1", "d-train-2")
@@ -497,7 +496,7 @@ def compared(
     workspace = Workspace(root)
     workspace.create()
     workspace.configured.write_text(here)
-    record = {"inputs": inputs, "by": "bob@lab"}
+    record = {"inputs": inputs, "by": "bob@lab", "people": {"user slurm": "64030"}}
     reports = {
         host: HostReport(
             None,
@@ -509,7 +508,7 @@ def compared(
         for host, marks in checksums.items()
     }
     report = DoctorReport((), {}, reports)
-    return [*drift_findings(spec_of(), INVENTORY, workspace, report)]
+    return [*drift_findings(INVENTORY, workspace, report)]
 
 
 def codes_of(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
